@@ -6,6 +6,7 @@ import difflib
 import logging
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 _LONGEST = 4000  # characters of a message
 # Characters that a terminal obeys or that change the order of what it shows, and halves of characters.
@@ -35,6 +36,7 @@ class PrintableFormatter(logging.Formatter):
 
 def _escape(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode("ascii")
+
 
 EXTRAS = {
     "av": "export",
@@ -114,6 +116,16 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return ``; did you mean 'x'?`` with the closest match in ``known``, or "" if there is none."""
     near = difflib.get_close_matches(name[:200], list(known), n=1, cutoff=cutoff)
     return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def lfs_pointer(path: Path) -> str:
+    """Return what to do about a git-lfs pointer, which git leaves in place of a file; "" for other files."""
+    try:
+        with path.open("rb") as stream:
+            pointer = stream.read(64).startswith(b"version https://git-lfs")
+    except OSError:
+        return ""
+    return "a git-lfs pointer, not the file itself; run 'git lfs pull' in its folder" if pointer else ""
 
 
 class ServerLostError(VlaRosError):

@@ -49,8 +49,8 @@ TWO = {
     ("values", "expected"),
     [
         (
-            {"policy.name": "wiggle", "policy.checkpoint": "x"},
-            "policy.name is 'wiggle'; set policy.name:=openvla or leave it out",
+            {"policy.name": "wiggle", "policy.unnorm_key": "x"},
+            "an option of the policies oft, openvla, and policy.name is 'wiggle'; set policy.name to one of them",
         ),
         ({"policy.chekpoint": "x"}, "policy.chekpoint: no such parameter; did you mean 'policy.checkpoint'?"),
         ({"rate_hz": 5.0}, "did you mean 'control.rate_hz'?"),
@@ -67,7 +67,12 @@ TWO = {
         ({"control.rate_hz": True}, "control.rate_hz: found True (bool), expected a number"),
         ({"control.rate_hz": float("nan")}, "control.rate_hz: found nan"),
         ({"control.armed": 1}, "control.armed: found 1 (int), expected true or false"),
-        ({"policy.threads": 2.0}, "policy.threads: found 2.0 (float), expected an integer"),
+        ({"policy.device": "cuda"}, "policy.name is 'auto'; set policy.checkpoint, set policy.name to one of them"),
+        ({"policy.server": "ws://gpu"}, "policy.name is 'auto'; set policy.name:=remote or leave it out"),
+        (
+            {"policy.name": "openvla", "policy.threads": 2.0},
+            "policy.threads: found 2.0 (float), expected an integer",
+        ),
         (
             {"camera.crop_area": 1.5},
             "camera.crop_area: found [1.5] (list), expected a number from 0 to 1; one for all",
@@ -168,14 +173,14 @@ def test_later_files_and_then_assignments_win(tmp_path: Path) -> None:
 
 def test_another_policy_drops_the_previous_policys_options(tmp_path: Path) -> None:
     path = tmp_path / "robot.yaml"
-    path.write_text("/**:\n  ros__parameters:\n    policy: {checkpoint: /models/mine, instruction: wave}\n")
+    path.write_text("/**:\n  ros__parameters:\n    policy: {name: openvla, checkpoint: /my, instruction: wave}\n")
     assert load([path], ["policy.dtype:=float32"]).policy == OpenVLAOptions(
-        checkpoint="/models/mine", instruction="wave", dtype="float32"
+        "openvla", checkpoint="/my", instruction="wave", dtype="float32"
     )
     found = load([path], ["policy.name:=hold"]).policy
     assert found == PolicyConfig("hold", instruction="wave")
     with pytest.raises(
-        ConfigError, match=r"policy\.dtype: an option of the policy 'openvla', and policy\.name is 'hold'"
+        ConfigError, match=r"policy\.dtype: an option of the policies groot, .*, and policy\.name is 'hold'"
     ):
         load([path], ["policy.name:=hold", "policy.dtype:=float32"])
 

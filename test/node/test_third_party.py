@@ -29,11 +29,11 @@ def test_its_options_are_checked_and_printed() -> None:
     text = vla_ros("config", "-p", "policy.name:=two_eyes", "-p", "policy.gain:=0.002").stdout
     assert "# Metres per level of brightness. A number from 0 to 0.1 (m); may change while running." in text
     assert "gain: 0.002" in text
-    assert "checkpoint" not in text.split("camera:")[0]
+    assert " checkpoint:" not in text.split("camera:")[0]
     for words, said in (
         ("policy.gian:=1.0", "policy.gian: no such parameter; did you mean 'policy.gain'?"),
         ("policy.gain:=1.0", "policy.gain: found 1.0 (float), expected a number from 0 to 0.1 (m)"),
-        ("policy.checkpoint:=x", "policy.checkpoint: an option of the policy 'openvla'"),
+        ("policy.checkpoint:=x", "policy.checkpoint: the policy 'two_eyes' (policy.name) runs no checkpoint"),
     ):
         assert said in vla_ros("config", "-p", "policy.name:=two_eyes", "-p", words, status=1).stderr
 

@@ -609,3 +609,10 @@ def test_many_bombs_end_at_the_limit_of_the_file(mcap_file, make, monkeypatch, t
     limit = max(1 << 20, 500 * path.stat().st_size)
     assert sum(len(data) for _, _, data in records) <= limit + 1_000_004
     assert any("decompresses to more than" in str(loss) for loss in losses)
+
+
+@pytest.mark.parametrize("name", ["bag_0.mcap", "bag_0.db3"])
+def test_a_git_lfs_pointer_is_named(name, tmp_path):
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(BagError, match="a git-lfs pointer, not the file itself; run 'git lfs pull'"):
+        Bag(tmp_path)

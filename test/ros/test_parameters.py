@@ -190,7 +190,7 @@ def test_a_mistake_at_start_ends_the_node_with_the_reason(policy, option: str, r
 
 def test_options_of_another_policy_in_a_file_are_ignored_with_a_warning(policy) -> None:
     node = policy("policy.checkpoint:=/models/mine", "autostart:=false")
-    node.wait_for("ignored policy.checkpoint: an option of the policy 'openvla', and policy.name is 'hold'")
+    node.wait_for("ignored policy.checkpoint: the policy 'hold' (policy.name) runs no checkpoint")
 
 
 def test_what_vla_ros_config_prints_is_a_parameter_file(robot, program, tmp_path) -> None:

@@ -31,6 +31,7 @@ from vla_ros.sim.world import TableTop
 from vla_ros.vision.decode import decode_image
 
 SEED, EPISODES = 40, 2
+MINE = "/models/mine"
 OWN = "openvla", "/models/mine", "table_10hz"
 
 
@@ -238,17 +239,17 @@ def test_contradicting_arguments_are_refused(words, message):
         (("-p", "policy.unnorm_key:=other"), "openvla", "demo", "other"),
         (("--policy", "expert"), "expert", None, None),
         (("-p", "policy.name:=hold"), "hold", None, None),
-        (("--checkpoint", "/models/mine"), "openvla", "/models/mine", ""),
+        (("--checkpoint", MINE), "openvla", "/models/mine", ""),
         (("--checkpoint", str(folder_of("demo-pi"))), "pi", str(folder_of("demo-pi")), None),
         (("-p", "policy.checkpoint:=/models/mine"), "openvla", "/models/mine", ""),
         (("-p", "policy.checkpoint:=demo-pi"), "pi", "demo-pi", None),
         (("--checkpoint", "/models/mine", "-p", "policy.unnorm_key:=table_10hz"), *OWN),
     ],
 )
-def test_another_policy_or_checkpoint_overrides_the_demos_file(words, name, checkpoint, unnorm_key):
-    found = planned(*words)
+def test_another_policy_or_checkpoint_overrides_the_demos_file(words, name, checkpoint, unnorm_key, mine):
+    found = planned(*(word.replace(MINE, mine) for word in words))
     own = [getattr(found, option, None) for option in ("checkpoint", "unnorm_key")]
-    assert (found.name, *own) == (name, checkpoint, unnorm_key)
+    assert (found.name, *own) == (name, checkpoint and checkpoint.replace(MINE, mine), unnorm_key)
 
 
 @pytest.mark.parametrize("option", ["bump", "dim", "delay-ms", "camera-hz"])
@@ -261,16 +262,30 @@ def test_amounts_are_finite_and_not_negative(option, value, capsys):
 
 def test_the_expert_takes_no_checkpoint():
     # Otherwise the expert's success would be mistaken for the checkpoint's.
-    with pytest.raises(ConfigError, match=r"policy\.checkpoint: an option of the policy 'openvla'"):
+    with pytest.raises(ConfigError, match=r"policy\.checkpoint: the policy 'expert' .* runs no checkpoint"):
         planned("--policy", "expert", "--checkpoint", "/models/mine")
 
 
-def test_a_parameter_file_overrides_the_demos_file(tmp_path):
+def test_a_parameter_file_overrides_the_demos_file(tmp_path, mine):
     file = tmp_path / "mine.yaml"
-    model = "{checkpoint: /models/mine, unnorm_key: table_10hz}"
+    model = f"{{checkpoint: {mine}, unnorm_key: table_10hz}}"
     file.write_text(f"/**: {{ros__parameters: {{policy: {model}}}}}")
     found = planned("--config", str(file))
-    assert (found.name, found.checkpoint, found.unnorm_key) == OWN
+    assert (found.name, found.checkpoint, found.unnorm_key) == ("openvla", mine, "table_10hz")
+
+
+def test_a_checkpoint_that_is_not_there_is_refused_before_anything_starts(capsys):
+    assert main(["demo", "--checkpoint", MINE]) == 1
+    assert f"policy.checkpoint: {MINE} is neither a folder nor one of demo" in capsys.readouterr().err
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A folder that says it is a checkpoint of OpenVLA."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "openvla"}')
+    return str(folder)
 
 
 def test_real_time_leaves_a_core_to_the_simulation(monkeypatch):
@@ -290,8 +305,9 @@ def test_without_torch_the_error_says_what_to_install_and_what_runs_without_it(m
 @pytest.mark.slow
 def test_a_policy_that_fails_to_load_ends_the_demo_with_the_reason(tmp_path):
     pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
-    done = demo("--checkpoint", str(tmp_path / "nowhere"), "--episodes", "1", status=1)
-    assert "nowhere" in done.stderr
+    (tmp_path / "config.json").write_text('{"model_type": "openvla"}')
+    done = demo("--checkpoint", str(tmp_path), "--episodes", "1", status=1)
+    assert "config.json: timm_model_ids is []" in done.stderr
     assert "the policy node exited" in done.stderr
     assert "Traceback" not in done.stderr
 

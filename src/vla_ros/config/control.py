@@ -63,7 +63,7 @@ class ControlConfig:
         "How chunks follow each other. sync infers when the plan has ended, and the arm waits. The others infer "
         "while it moves: append keeps the new chunk unchanged, blend fades to it within blend_steps, ensemble "
         "averages chunks as ACT does, and with rtc the policy continues the old chunk. auto: sync for single "
-        "steps, rtc if the policy can, else blend",
+        "steps, ensemble if the checkpoint states it, rtc if the policy can, else blend",
         choices=SCHEDULES,
     )
     refill_steps: int = option(
@@ -78,7 +78,10 @@ class ControlConfig:
         4, "Steps over which blend fades to the new chunk, and steps left when the chunk is due", low=1, high=1000
     )
     ensemble_decay: float = option(
-        0.01, "ACT's m: weights are exp(-m i) with i = 0 for the oldest chunk", low=0, high=100
+        -1.0,
+        "ACT's m: weights are exp(-m i) with i = 0 for the oldest chunk; -1: the checkpoint's, or else 0.01",
+        low=-1,
+        high=100,
     )
     inject_delay_ms: float = option(
         0.0, "Simulation only: additional delay of each inference", "ms", 0, 1e4, live=True

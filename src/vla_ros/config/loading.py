@@ -17,12 +17,13 @@ from typing import Any, get_type_hints
 
 import yaml
 
+from vla_ros.config.checkpoints import chosen, identify, runs_no_checkpoint
 from vla_ros.config.contradictions import contradictions
 from vla_ros.config.files import dump_yaml, parse_yaml, preset_values, read_file
-from vla_ros.config.options import Option, PolicyConfig, option_of
-from vla_ros.config.registry import options_class, owner
+from vla_ros.config.options import AUTO, Option, PolicyConfig, option_of
+from vla_ros.config.registry import options_class, owners
 from vla_ros.config.tree import OF_AN_ARM, Config
-from vla_ros.errors import ConfigError, did_you_mean
+from vla_ros.errors import CheckpointError, ConfigError, did_you_mean
 
 ROS_OWN = ("use_sim_time", "start_type_description_service", "qos_overrides.", "autostart")
 """Names or prefixes of parameters that every ROS node or the lifecycle node has; not options of the tree."""
@@ -134,9 +135,12 @@ def build(
     preset = values.get(PRESET, base.preset)
     if preset != base.preset and isinstance(preset, str) and preset:
         values = {**preset_values(preset), **values}
+    asked = values.get("policy.name", base.policy.name)
     try:
-        base = _with_policy(base, values.get("policy.name", base.policy.name))
-    except ConfigError as error:
+        if isinstance(asked, str) and {"policy.name", "policy.checkpoint"} & values.keys():
+            values = {**values, "policy.name": _choose(asked, base, values)}
+        base = _with_policy(base, values.get("policy.name", asked))
+    except (ConfigError, CheckpointError) as error:
         problems.append(str(error))  # the options of an unknown policy cannot be checked
         values = {name: value for name, value in values.items() if not name.startswith("policy.")}
     try:
@@ -149,7 +153,7 @@ def build(
         section, _, leaf = name.rpartition(".")
         try:
             if name not in leaves:
-                raise ConfigError(unknown_option(name, base))
+                raise ConfigError(unknown_option(name, base, value))
             group = own if section in base.robot.arms else changes.setdefault(section, {})
             group[name if group is own else leaf] = convert_value(leaves[name], value)
         except ConfigError as error:
@@ -158,9 +162,20 @@ def build(
     sections = {name: dataclasses.replace(getattr(base, name), **change) for name, change in changes.items()}
     config = dataclasses.replace(base, **sections, **top, own=MappingProxyType(own))
     problems += contradictions(config, live=live) if complete else []
+    if problems and asked == AUTO != config.policy.name:
+        found = identify(config.policy.checkpoint, getattr(config.policy, "base", ""))  # type: ignore[attr-defined]
+        problems.append(f"(policy.name: auto is {config.policy.name}, because {found.why})")
     if problems:
         raise ConfigError("\n".join(problems))
     return config
+
+
+def _choose(name: str, base: Config, values: Mapping[str, Any]) -> str:
+    """Return the policy that ``policy.name`` means for ``policy.checkpoint``, for an adapter that of its base."""
+    checkpoint, model = (
+        str(values.get(f"policy.{leaf}", getattr(base.policy, leaf, "")) or "") for leaf in ("checkpoint", "base")
+    )
+    return chosen(name, checkpoint, model)
 
 
 def _with_policy(base: Config, name: Any) -> Config:
@@ -189,17 +204,23 @@ def is_ros_own(name: str) -> bool:
     return name.startswith(ROS_OWN)
 
 
-def unknown_option(name: str, config: Config) -> str:
+def unknown_option(name: str, config: Config, value: Any = "") -> str:
     if is_ros_own(name):
         return (
             f"{name}: belongs to the ROS node and is not an option; remove it from the file and set it with "
             f"--ros-args -p {name}:=..."
         )
     section, _, leaf = name.rpartition(".")
-    of = owner(leaf) if section == "policy" else None
-    if of is not None:
-        other = f"an option of the policy '{of}', and policy.name is '{config.policy.name}'"
-        return f"{name}: {other}; set policy.name:={of} or leave it out"
+    of, now = owners(leaf) if section == "policy" else [], config.policy.name
+    if of and leaf == "checkpoint":
+        return runs_no_checkpoint(now, value)
+    if len(of) == 1:
+        other = f"an option of the policy '{of[0]}', and policy.name is '{now}'"
+        return f"{name}: {other}; set policy.name:={of[0]} or leave it out"
+    if of:
+        advice = "set policy.checkpoint, set" if now == AUTO else "set"
+        other = f"an option of the policies {', '.join(of)}, and policy.name is '{now}'"
+        return f"{name}: {other}; {advice} policy.name to one of them or leave it out"
     leaves = entries(config)
     if leaf in OF_AN_ARM and section not in SECTIONS:
         found = ", ".join(config.robot.arms) or "none"
@@ -291,7 +312,7 @@ def load(
     values: dict[str, Any] = {}
     for layer in layers:
         below, name = name, layer.get("policy.name", name)
-        if name != below:
+        if name != below and below != AUTO:  # what auto was given is for whatever policy it is
             values = {key: value for key, value in values.items() if not _is_own(key, below)}
         values.update(layer)
     try:

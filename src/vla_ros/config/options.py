@@ -32,12 +32,28 @@ def option_of(metadata: Any) -> Option:
     return found
 
 
+AUTO = "auto"
+"""The default of ``policy.name``: the policy that claims ``policy.checkpoint``."""
+
+
 @dataclass(frozen=True)
 class PolicyConfig:
     """The policy to run, and the options of all policies; a policy with further options extends this class."""
 
-    name: str = option("openvla", "Name of the policy's entry point (group vla_ros.policies)")
+    name: str = option(
+        AUTO,
+        "Name of the policy's entry point (group vla_ros.policies); auto: the one that policy.checkpoint needs",
+    )
     instruction: str = option("", "Instruction to follow until one arrives on topics.instruction", live=True)
     max_instruction_length: int = option(
         500, "Maximum length of an instruction; longer ones are refused", unit="characters", low=1, high=2000
+    )
+
+
+@dataclass(frozen=True)
+class AutoOptions(PolicyConfig):
+    """The options while ``policy.name`` is :data:`AUTO`; a checkpoint replaces them by those of its policy."""
+
+    checkpoint: str = option(
+        "", "Folder of the checkpoint, which names its policy (vla-ros config -p policy.name:=...)"
     )

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
-from vla_ros.config.options import PolicyConfig
+from vla_ros.config.options import AUTO, AutoOptions, PolicyConfig
 from vla_ros.errors import ConfigError, MissingDependencyError, did_you_mean
 
 _GROUP = "vla_ros.policies"
@@ -37,6 +38,8 @@ def options_class(name: str) -> type[PolicyConfig]:
         ConfigError: No such policy is installed, or its ``Options`` do not extend :class:`PolicyConfig`.
         MissingDependencyError: The module that declares them cannot be imported.
     """
+    if name == AUTO:
+        return AutoOptions
     point = _find(name)
     with _explained(point):
         options = getattr(point.load(), "Options", PolicyConfig)
@@ -48,9 +51,9 @@ def options_class(name: str) -> type[PolicyConfig]:
     return options
 
 
-def owner(leaf: str) -> str | None:
-    owners = [name for name in available() if leaf in _own(name)]
-    return max(owners, key=lambda name: name == PolicyConfig.name, default=None)
+def owners(leaf: str) -> list[str]:
+    """Return the policies that have the option ``policy.leaf``."""
+    return [name for name in available() if leaf in _own(name)]
 
 
 def _own(name: str) -> frozenset[str]:
@@ -61,29 +64,29 @@ def _own(name: str) -> frozenset[str]:
     return frozenset(options.__dataclass_fields__)
 
 
-def claimant(config: Mapping[str, Any]) -> str:
-    """Return the policy with the highest claim to a checkpoint with this ``config.json``, by default openvla."""
-    claims = {name: _claim(name, config) for name in available()}
-    best = max(claims, key=lambda name: claims[name])
-    return best if claims[best] else PolicyConfig.name
-
-
-def _claim(name: str, config: Mapping[str, Any]) -> int:
+def claims(name: str, config: Mapping[str, Any]) -> int:
+    """Return how well a policy fits a checkpoint with this ``config.json``; -1 if the policy does not say."""
     point = _find(name)
     try:
         with _explained(point):
-            claims = getattr(point.load(), "claims", None)
+            asked = getattr(point.load(), "claims", None)
     except MissingDependencyError:  # without its library, the policy cannot run the checkpoint
         return 0
-    return int(claims(config)) if claims else 0
+    return int(asked(config)) if asked else -1
+
+
+def refined(name: str, folder: Path) -> str:
+    """Return the policy that runs a folder which ``name`` claims: another if its other files say so."""
+    refine = getattr(_find(name).load(), "refine", None)
+    return str(refine(folder)) if refine else name
 
 
 def _find(name: str) -> EntryPoint:
     for point in entry_points(group=_GROUP):
         if point.name == name:
             return point
-    hint = did_you_mean(name, available())
-    raise ConfigError(f"policy.name: found '{name}', expected one of {', '.join(available())}{hint}")
+    hint = did_you_mean(name, (AUTO, *available()))
+    raise ConfigError(f"policy.name: found '{name}', expected auto or one of {', '.join(available())}{hint}")
 
 
 @contextmanager

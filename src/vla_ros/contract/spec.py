@@ -81,6 +81,8 @@ class PolicySpec:
     noise: tuple[int, ...] = ()  # shape of the noise that the policy starts from; empty if it does not sample
     continues_chunks: bool = False  # True if the policy takes ``Observation.previous`` (real-time chunking)
     uses_instruction: bool = True  # False if the policy ignores the instruction
+    # m of ACT's temporal ensembling (weights exp(-m i), i = 0 for the oldest chunk); None: the checkpoint has none
+    ensemble_decay: float | None = None
 
     @property
     def image_keys(self) -> tuple[str, ...]:

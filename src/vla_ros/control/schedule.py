@@ -29,6 +29,9 @@ from vla_ros.contract.spec import PolicySpec
 from vla_ros.kinematics.rotations import nearest
 from vla_ros.types import ActionChunk, FloatArray
 
+ACT_DECAY = 0.01
+"""m of the paper's experiments, and of LeRobot's documentation."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -77,6 +80,7 @@ class ActionSchedule:
         self.kind = resolve_schedule(control.schedule, spec)
         # As in ACT, an ensemble infers after each step, unless an option says otherwise.
         self._usual_steps = 1 if self.kind == "ensemble" else spec.execute_steps
+        self._decay = ensemble_decay(control, spec)
         self.position = 0
         self._unblended = list(unblended)
         self._rotations = rotations
@@ -198,7 +202,7 @@ class ActionSchedule:
         """Return the weighted mean of all predictions [n, D] for the current step."""
         placed = (each.at(self.position) for each in self._placed)
         predictions = [self._like(action, own) for action in placed if action is not None]
-        weights = np.exp(-self.control.ensemble_decay * np.arange(len(predictions)))
+        weights = np.exp(-self._decay * np.arange(len(predictions)))
         mean: FloatArray = np.average(predictions, axis=0, weights=weights)
         return mean
 
@@ -206,11 +210,20 @@ class ActionSchedule:
 def resolve_schedule(schedule: str, spec: PolicySpec) -> str:
     """Return the kind of schedule that ``control.schedule`` resolves to for a policy.
 
-    Policies that return single steps use ``sync``. For others, ``auto`` and ``rtc`` resolve to ``rtc`` if the
-    policy supports it, otherwise to ``blend``.
+    Policies that return single steps use ``sync``. For others, ``auto`` resolves to ``ensemble`` if the checkpoint
+    states temporal ensembling; ``auto`` and ``rtc`` resolve to ``rtc`` if the policy supports it, otherwise to
+    ``blend``.
     """
     if spec.horizon == 1:
         return "sync"
+    if schedule == "auto" and spec.ensemble_decay is not None:
+        return "ensemble"
     if schedule in ("auto", "rtc"):
         return "rtc" if spec.continues_chunks else "blend"
     return schedule
+
+
+def ensemble_decay(control: ControlConfig, spec: PolicySpec) -> float:
+    """Return m of temporal ensembling: ``control.ensemble_decay``, or if -1, the checkpoint's, or else ACT's."""
+    stated = ACT_DECAY if spec.ensemble_decay is None else spec.ensemble_decay
+    return stated if control.ensemble_decay == -1 else control.ensemble_decay

@@ -81,8 +81,6 @@ def _open_benchmark(arguments: argparse.Namespace, choose: Choose) -> Suite:
         options.append(f"features.rate_hz:={protocol.rate_hz:g}")
     if protocol.execute_steps:
         options.append(f"control.execute_steps:={protocol.execute_steps}")
-    base = load(arguments.config, [*options, *arguments.param])
-    spec = complete_spec(spec_of(base), base)
     name = protocol.benchmark
     is_file = Path(name).suffix in (".yaml", ".yml")
     if is_file and not Path(name).exists():
@@ -90,6 +88,8 @@ def _open_benchmark(arguments: argparse.Namespace, choose: Choose) -> Suite:
     if not is_file and ":" not in name:
         expected = "table, libero_spatial and its like, a configuration of vla-eval, or module:Class"
         raise ConfigError(f"found benchmark '{name}', expected {expected}")
+    base = load(arguments.config, [*options, *arguments.param])
+    spec = complete_spec(spec_of(base), base)
     package, known = benchmarks.benchmark_of(name)
     executed = benchmarks.fitting(spec, known, name) if known else ()
     params = {**protocol.params, **dict(map(_parameter, arguments.benchmark_param))}

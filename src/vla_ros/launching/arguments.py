@@ -11,7 +11,7 @@ from launch.actions import DeclareLaunchArgument, OpaqueFunction
 from launch import Action, LaunchContext
 from vla_ros.config import Config, entries, load
 from vla_ros.config.files import config_file
-from vla_ros.config.loading import assignment
+from vla_ros.config.loading import assignment, build
 from vla_ros.errors import did_you_mean
 from vla_ros.middleware.profiles import NAMES
 
@@ -53,9 +53,11 @@ _OPTIONS = {
 }
 """Launch argument to the node option that it sets; empty keeps the value of the configuration file."""
 
+_KNOWN = {**entries(build({"policy.name": "openvla"}, complete=False)), **entries()}
+
 POLICY = (
     Argument("config", "", "Parameter file (YAML) of the robot, or the name of one in share/vla_ros/config"),
-    *(Argument(name, "", entries()[option].option.description) for name, option in _OPTIONS.items()),
+    *(Argument(name, "", _KNOWN[option].option.description) for name, option in _OPTIONS.items()),
     Argument(
         "set", "", "Further options, separated by ';' : set:='control.rate_hz:=10.0; limits.joint_margin:=0.05'"
     ),

@@ -39,7 +39,7 @@ from vla_ros.node.run_policy import RunPolicy, has_run_policy
 from vla_ros.node.scene import join_collision
 from vla_ros.node.source import ActionSource, PolicySource
 from vla_ros.node.takeover import Takeover
-from vla_ros.policies.base import Progress, create, no_progress
+from vla_ros.policies.base import Progress, create, no_progress, selection
 from vla_ros.record.process import record
 from vla_ros.telemetry.stats import Stats
 from vla_ros.telemetry.telemetry import Telemetry
@@ -95,7 +95,9 @@ class PolicyNode:
         Raises VlaRosError if the source does not load, does not fit the robot and the options, or another node has
         this node's name. Partial work is undone.
         """
-        source = source or PolicySource(create(self.config))
+        if source is None:
+            self._logger.info(selection(self.config))
+            source = PolicySource(create(self.config))
         try:
             record(self.config, self._node, self._wiring)
             self._wiring.on_close(claim_name(self._node.get_fully_qualified_name()).close)

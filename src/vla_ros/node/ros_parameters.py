@@ -15,7 +15,7 @@ from rclpy.parameter import Parameter
 
 from vla_ros.config import Config
 from vla_ros.config.loading import Entry, build, entries, flatten, is_ros_own, unknown_option
-from vla_ros.config.registry import owner
+from vla_ros.config.registry import owners
 from vla_ros.config.tree import OF_AN_ARM
 from vla_ros.errors import ConfigError
 
@@ -53,11 +53,8 @@ def declare(node: Any) -> Config:
     Raises ConfigError listing all names that are not options and all values of a wrong type or out of range.
     """
     given = getattr(node, "_parameter_overrides", {})  # rclpy has no public accessor
-    deciding: tuple[str, ...] = (
-        "policy.name",
-        "preset",
-        "robot.arms",
-    )  # these determine which parameters exist, and their defaults
+    # These determine which parameters exist, and their defaults.
+    deciding: tuple[str, ...] = ("policy.name", "policy.checkpoint", "policy.base", "preset", "robot.arms")
     chosen = {name: _plain(override.value) for name, override in given.items()}
     base = build({name: chosen[name] for name in deciding if chosen.get(name)}, complete=False)
     if base.robot.arms:  # shared options are the defaults of each arm's options
@@ -98,8 +95,8 @@ def _unknown(given: Mapping[str, Any], base: Config, warn: Callable[[str], Any])
     for name in given:
         if name in entries(base) or is_ros_own(name):
             continue
-        text = unknown_option(name, base)
-        if name.startswith("policy.") and owner(name.removeprefix("policy.")):
+        text = unknown_option(name, base, _plain(given[name].value))
+        if name.startswith("policy.") and owners(name.removeprefix("policy.")):
             warn(f"ignored {text}")
         else:
             problems.append(text)

@@ -32,7 +32,7 @@ from vla_ros.node.pipeline import build_pipeline
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.node.signals import Signals
 from vla_ros.node.source import ActionSource
-from vla_ros.policies.base import Progress, create
+from vla_ros.policies.base import Progress, create, selection
 
 NODE_NAME = "vla_policy"
 _NODES = ("command_shared_with",)  # an option of ``topics`` that names nodes
@@ -74,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = load(arguments.config, assignments, name, values)
     check_topics(config, ros)
     if arguments.dry_run or arguments.srdf:
+        print(selection(config), flush=True)
         policy = create(config)
         pipeline = build_pipeline(config, policy.describe())
         print(pipeline.describe())

@@ -12,6 +12,7 @@ from vla_ros.contract.components import Component
 from vla_ros.contract.gripper import gripper_ends
 from vla_ros.contract.state import Arm
 from vla_ros.control.compliance import AT_REST, respond
+from vla_ros.control.schedule import ensemble_decay
 from vla_ros.kinematics.rotations import Pose, rotation_vector, rotation_vector_matrix
 
 _SETTLED = 40  # steps after which a constant goal gives a constant motion
@@ -34,6 +35,12 @@ def _pace(binding: Binding, schedule: str) -> str:
     usual = 1 if schedule == "ensemble" else spec.execute_steps
     steps = min(control.execute_steps or usual or spec.horizon, spec.horizon)
     chunk = f"{steps} of {spec.horizon} steps of a chunk executed" if spec.horizon > 1 else "1 step per inference"
+    if schedule == "ensemble":
+        schedule = f"ensemble (weights exp(-{ensemble_decay(control, spec):g} i), i = 0 for the oldest chunk)"
+    elif spec.ensemble_decay is not None:
+        schedule += (
+            f", though the checkpoint averages chunks (control.schedule ensemble, m {spec.ensemble_decay:g})"
+        )
     return f"rate: {rate} ({trained}), {chunk}, schedule {schedule}"
 
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from vla_ros.config import Config, PolicyConfig, registry
+from vla_ros.config.checkpoints import SHIPPED, chosen, identify, no_checkpoint
 from vla_ros.config.loading import assignment
+from vla_ros.config.options import AUTO
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, VlaRosError
-from vla_ros.files import read_json_value
 from vla_ros.types import ActionChunk, FloatArray, Observation
 
 T = TypeVar("T", bound=PolicyConfig)
@@ -75,10 +76,10 @@ class Policy(ABC):
     def claims(config: Mapping[str, Any]) -> int:
         """Return how well this policy fits a checkpoint, given the content of its ``config.json``.
 
-        0 means that it cannot run the checkpoint, 1 that other policies may run this layout, too, and 2 that only
-        this policy runs it.
+        0 means that it cannot run the checkpoint, 1 that other policies may run this layout, too, 2 that only this
+        policy runs it, and -1 that the policy does not say: it runs only if ``policy.name`` names it.
         """
-        return 0
+        return -1
 
     def load(self, progress: Progress = no_progress) -> None:
         """Read weights, warm up and run the self-test; may take minutes.
@@ -156,7 +157,7 @@ class LazyPolicy:
 
     Options: type[PolicyConfig]  # dataclass of the policy's options
     target: str  # ``module:class`` of the policy
-    claims: Callable[[Mapping[str, Any]], int] = lambda config: 0  # see :meth:`Policy.claims`
+    claims: Callable[[Mapping[str, Any]], int] = lambda config: -1  # see :meth:`Policy.claims`
 
     def __call__(self, config: Config) -> Policy:
         module, _, name = self.target.partition(":")
@@ -165,13 +166,16 @@ class LazyPolicy:
 
 
 def create(config: Config) -> Policy:
-    """Create the policy named by ``config.policy.name``, without loading it."""
-    policy: Policy = registry.make_policy(config.policy.name, config)
+    """Create the policy named by ``config.policy.name``, without loading it.
+
+    Raises ConfigError if the name is ``auto``, because there is no checkpoint that names a policy.
+    """
+    name, checkpoint = config.policy.name, getattr(config.policy, "checkpoint", "")
+    if name == AUTO and not checkpoint:
+        raise ConfigError(no_checkpoint())
+    name = chosen(name, checkpoint, getattr(config.policy, "base", ""))
+    policy: Policy = registry.make_policy(name, config)
     return policy
-
-
-SHIPPED = {"demo": "openvla", "demo-pi": "pi"}
-"""Checkpoints that come with the package: maps ``policy.checkpoint`` to ``policy.name``."""
 
 
 def folder_of(name: str) -> Path:
@@ -180,14 +184,18 @@ def folder_of(name: str) -> Path:
 
 
 def policy_of(checkpoint: str | Path) -> str:
-    """Return the name of the policy that claims a checkpoint, or of the default one."""
-    if str(checkpoint) in SHIPPED:
-        return SHIPPED[str(checkpoint)]
+    """Return the name of the policy that claims a checkpoint; raises the errors of :func:`identify`."""
+    return identify(str(checkpoint)).name
+
+
+def selection(config: Config) -> str:
+    """Return the policy's name, and what in the checkpoint names it."""
+    name, checkpoint = config.policy.name, getattr(config.policy, "checkpoint", "")
     try:
-        config = read_json_value(Path(checkpoint).expanduser() / "config.json")
-    except (OSError, ValueError):
-        config = {}
-    return registry.claimant(config if isinstance(config, dict) else {})
+        found = identify(checkpoint, getattr(config.policy, "base", "")) if checkpoint else None
+    except VlaRosError:
+        found = None
+    return f"policy: {name} ({found.why})" if found and found.name == name else f"policy: {name}"
 
 
 def checkpoint_options(policy: str | None, checkpoint: str | Path | None, files: Sequence[Path]) -> list[str]:
@@ -195,9 +203,7 @@ def checkpoint_options(policy: str | None, checkpoint: str | Path | None, files:
 
     Without ``policy`` and without ``files``, which may name a policy, the checkpoint determines it.
     """
-    options = []
-    if policy or (checkpoint and not files):
-        options.append(f"policy.name:={policy or policy_of(checkpoint or '')}")
+    options = [f"policy.name:={policy or AUTO}"] if policy or (checkpoint and not files) else []
     if checkpoint:
         folder = checkpoint if str(checkpoint) in SHIPPED else Path(checkpoint).expanduser().resolve()
         options.append(assignment("policy.checkpoint", str(folder)))

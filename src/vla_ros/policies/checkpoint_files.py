@@ -21,10 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from vla_ros.config.checkpoints import SHIPPED, no_folder
 from vla_ros.config.files import check_regular
-from vla_ros.errors import CheckpointError
+from vla_ros.errors import CheckpointError, lfs_pointer
 from vla_ros.files import read_json_value
-from vla_ros.policies.base import SHIPPED, folder_of
+from vla_ros.policies.base import folder_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +52,8 @@ def read_json(path: Path) -> dict[str, Any]:
         ) from None
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise CheckpointError(f"{path}: not readable as JSON ({why}); download the file again") from error
+        advice = lfs_pointer(path) or "download the file again"
+        raise CheckpointError(f"{path}: not readable as JSON ({why}); {advice}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: found {type(value).__name__}, expected a JSON object")
     return value
@@ -75,26 +77,44 @@ def checkpoint_folder(text: str) -> Path:
         return folder_of(text)
     folder = Path(text).expanduser()
     if not folder.is_dir():
-        raise CheckpointError(
-            f"policy.checkpoint: {folder} is neither a folder nor one of {', '.join(SHIPPED)}. Nothing is "
-            "downloaded at run time: fetch the checkpoint first (for example: hf download openvla/openvla-7b "
-            "--local-dir DIR)"
-        )
+        raise CheckpointError(no_folder(folder))
     return folder
 
 
 def read_manifest(folder: Path) -> dict[str, StoredTensor]:
     """List every tensor of ``model.safetensors``, or of the index's shards, from the headers.
 
-    Raises CheckpointError if a file is missing or damaged, or lacks a tensor that the index lists.
+    A folder with both has the single file's, as in transformers and LeRobot: shards are left over there when a
+    model is saved again as one file. Raises CheckpointError if a file is missing or damaged, or lacks a tensor
+    that the index lists.
     """
+    if (folder / SINGLE).exists():
+        if left := unused_shards(folder):
+            logger.warning(
+                "%s: %s is read, as transformers and LeRobot do; %s are left over from another save and not read",
+                folder, SINGLE, ", ".join(left),
+            )  # fmt: skip
+        return read_header(folder / SINGLE)
     if (folder / INDEX).exists():
         return _read_shards(folder)
-    if (folder / SINGLE).exists():
-        return read_header(folder / SINGLE)
     others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
     found = f"; {others} are pickles, which are never opened: convert them to safetensors" if others else ""
     raise CheckpointError(f"{folder}: no {INDEX} and no {SINGLE}{found}")
+
+
+def unused_shards(folder: Path) -> list[str]:
+    """Return the index and the shards beside a ``model.safetensors``, which no published code reads then."""
+    if not (folder / SINGLE).exists():
+        return []
+    return sorted(path.name for pattern in (INDEX, "model-*-of-*.safetensors") for path in folder.glob(pattern))
+
+
+def stored_names(folder: Path) -> list[str]:
+    """Return the names of the tensors that :func:`read_manifest` lists; [] without weights."""
+    if (folder / SINGLE).exists():
+        return list(read_header(folder / SINGLE))
+    names = read_json(folder / INDEX).get("weight_map") if (folder / INDEX).exists() else None
+    return list(names) if isinstance(names, dict) else []
 
 
 def from_files(manifest: Mapping[str, StoredTensor]) -> Produce:
@@ -146,16 +166,14 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     except OSError as error:
         raise CheckpointError(f"{file}: {error.strerror}; download it again") from None
     try:
-        with safe_open(str(file), framework="pt") as shard:
+        with safe_open(str(file), framework="np") as shard:  # "pt" imports torch
             stored = {}
             for key in shard.keys():  # noqa: SIM118 (a safetensors file is not a mapping)
                 entry = shard.get_slice(key)
                 stored[key] = StoredTensor(file, tuple(entry.get_shape()), str(entry.get_dtype()), key)
             return stored
     except (SafetensorError, OSError) as error:
-        with file.open("rb") as stream:
-            pointer = stream.read(64).startswith(b"version https://git-lfs")
-        advice = "a git-lfs pointer, not the file itself: run 'git lfs pull'" if pointer else "download it again"
+        advice = lfs_pointer(file) or "download it again"
         raise CheckpointError(
             f"{file}: damaged: its {file.stat().st_size} bytes are not a safetensors file ({error}); {advice}"
         ) from error
@@ -337,8 +355,8 @@ class Fields(Mapping[str, Any]):
         if unread:
             found = ", ".join(f"{key}: {value!r}" for key, value in unread.items())
             raise CheckpointError(
-                f"{self.where}: found {found}, expected no such key or null, because this package does not "
-                f"support it{self._end}"
+                f"{self.where}: found {found}, expected no such key or null: what this package does not know may "
+                f"change the actions{self._end}"
             )
 
     @property

@@ -1,13 +1,16 @@
 """Reads what LeRobot's ``config.json`` and processor files have in common, and refuses what is not supported."""
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.checkpoint_files import Fields, from_files, read_fields, read_header
+from vla_ros.policies.checkpoint_files import Fields, StoredTensor, from_files, read_fields, read_header
 from vla_ros.policies.normalization import LEROBOT_EPS, Normalization, make_normalization
+
+logger = logging.getLogger(__name__)
 
 ADVICE = "policy.name:=lerobot runs the checkpoint with LeRobot itself"
 
@@ -20,6 +23,9 @@ STATE, ACTION = "observation.state", "action"
 TYPES = ("VISUAL", "STATE", "ENV", "ACTION", "REWARD", "LANGUAGE")
 """LeRobot's types of features."""
 
+EMPTY_CAMERA = "observation.images.empty_camera_"
+"""How the names of cameras begin that LeRobot masks in training and inference (``empty_cameras``)."""
+
 FORMS = {
     "IDENTITY": "none",
     "MEAN_STD": "z_score",
@@ -27,6 +33,15 @@ FORMS = {
     "QUANTILE10": "decile",
     "MIN_MAX": "min_max",
 }
+
+
+def before_lerobot_04(folder: Path, missing: str) -> str:
+    """Describe a folder without processor files, and say how to add them."""
+    return (
+        f"{folder}: has no {missing}, like checkpoints from before LeRobot 0.4, whose statistics are among the "
+        "weights; migrate it with: python -m lerobot.processor.migrate_policy_normalization --pretrained-path "
+        f"{folder}"
+    )
 
 
 class Pipeline:
@@ -40,6 +55,8 @@ class Pipeline:
         self, folder: Path, name: str, supported: Sequence[str], chains: Sequence[Sequence[str]] = ()
     ) -> None:
         self.path = folder / name
+        if not self.path.is_file():
+            raise CheckpointError(before_lerobot_04(folder, name))
         file = read_fields(self.path, ADVICE)
         steps = file.get("steps")
         if not isinstance(steps, list):
@@ -125,6 +142,13 @@ class Pipeline:
     def statistics(self, name: str, feature: str) -> tuple[str, dict[str, Any]]:
         """Read the statistics of a feature from a step's file; returns its name for messages, too."""
         file, folder = self._steps[name].get("state_file"), self.path.parent
+        if file is None:
+            raise CheckpointError(
+                f"{self.path}: the step {name} has no state_file, so there are no statistics of {feature}: a base "
+                "model has none until it is fine-tuned. LeRobot would run it with numbers that are not normalised; "
+                "fine-tune it on data of your robot (lerobot-train --policy.path), or copy a fine-tuned "
+                "checkpoint's files again"
+            )
         if not isinstance(file, str) or Path(file).name != file or not (folder / file).is_file():
             raise CheckpointError(
                 f"{self.path}: state_file: the statistics are in {file!r}, which is missing; copy the file again"
@@ -132,6 +156,14 @@ class Pipeline:
         stored, stem = read_header(folder / file), f"{feature}."
         tensors = from_files(stored)([key for key in stored if key.startswith(stem)])
         return f"{folder / file}: {feature}", {key.removeprefix(stem): value.numpy() for key, value in tensors}
+
+    def stored(self) -> dict[str, StoredTensor]:
+        """List the statistics of all steps by name, such as ``observation.state.mean``."""
+        found: dict[str, StoredTensor] = {}
+        for step in self._steps.values():
+            file = self.path.parent / str(step.get("state_file"))
+            found |= read_header(file) if file.is_file() and file.parent == self.path.parent else {}
+        return found
 
     def normalization(self, name: str, feature: str, size: int) -> Normalization:
         """Read how a step normalises a feature of ``size`` numbers."""
@@ -165,12 +197,16 @@ class Processors:
         action: int,
     ) -> None:
         inputs, outputs = config.object("input_features"), config.object("output_features")
-        self.state_size = feature_size(inputs, STATE, state)
-        self.action_size = feature_size(outputs, ACTION, action)
         self.before, self.after = (Pipeline(folder, name, *files[name]) for name in (PREPROCESSOR, POSTPROCESSOR))
-        self.names = image_names(inputs)
+        stored, names = self.before.stored(), image_names(inputs)
+        self.state_size = state_size(inputs, stored, state)
+        self.action_size = feature_size(outputs, ACTION, action)
         feature_kinds(outputs)
-        self.images = camera_keys(self.before.options(RENAME), self.names, inputs)
+        before = dict(zip(names, camera_keys(self.before.options(RENAME), names, inputs), strict=True))
+        self.names = unmasked(names, before, {name.rpartition(".")[0] for name in stored})
+        if not self.names:
+            raise CheckpointError(f"{inputs.where}: all cameras are empty ones: {names}")
+        self.images = tuple(before[name] for name in self.names)
 
     def fields(self) -> dict[str, Any]:
         """Return the cameras, sizes and normalisations as fields of a flow policy's processing."""
@@ -196,12 +232,50 @@ class Processors:
         self.after.finish()
 
 
+def state_size(features: Fields, stored: Mapping[str, StoredTensor], limit: int) -> int:
+    """Return the numbers of the state: those of its statistics, or without any, those that ``config.json`` states.
+
+    LeRobot does not read the latter (0.6.1, ``prepare_state`` of pi0, pi0.5 and SmolVLA, the pack step of GR00T),
+    and keeps the base model's in fine-tuned checkpoints.
+    """
+    sizes = {
+        one.shape[0] for name, one in stored.items() if name.rpartition(".")[0] == STATE and len(one.shape) == 1
+    }
+    sizes -= {1} if len(sizes) > 1 else set()  # the number of frames, ``count``
+    if not sizes:
+        return feature_size(features, STATE, limit)
+    stated = features.object(STATE).get("shape")
+    if len(sizes) > 1 or max(sizes) > limit:
+        raise CheckpointError(
+            f"{features.where}: the statistics of {STATE} have {sorted(sizes)} numbers, expected at most {limit} "
+            "(max_state_dim)"
+        )
+    size = sizes.pop()
+    if stated != [size]:
+        logger.info(
+            "%s: %s has the shape %s, which LeRobot does not read; its statistics have %d numbers, which count",
+            features.where, STATE, stated, size,
+        )  # fmt: skip
+    return size
+
+
+def unmasked(names: Sequence[str], before: Mapping[str, str], stored: Collection[str]) -> list[str]:
+    """Return the cameras that the training data had; the others are slots that were masked.
+
+    These are ``empty_camera_0`` and its like, unless another camera was renamed to it. LeRobot stores statistics of
+    all cameras of a data set, under their names ``before`` or after renaming; if there are any, slots of the base
+    model without them were masked, too.
+    """
+    cameras = [name for name in names if not name.startswith(EMPTY_CAMERA) or before[name] != name]
+    return [name for name in cameras if {name, before[name]} & set(stored)] or cameras
+
+
 def feature_size(features: Fields, name: str, limit: int) -> int:
     shape = features.object(name).get("shape")
     if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int or not 1 <= shape[0] <= limit:
         raise CheckpointError(
-            f"{features.where}: {name} has the shape {shape}, expected at most {limit} numbers; found "
-            f"{sorted(features)}"
+            f"{features.where}: {name} has the shape {shape}, expected at most {limit} numbers "
+            f"(max_{'action' if name == ACTION else 'state'}_dim); found {sorted(features)}"
         )
     return int(shape[0])
 
@@ -220,15 +294,12 @@ def feature_kinds(features: Fields) -> dict[str, str]:
 
 def image_names(features: Fields) -> list[str]:
     """Return the names of the images; like LeRobot, ignore what is neither an image nor the state."""
-    empty = "observation.images.empty_camera_"
-    images = [
-        name for name, kind in feature_kinds(features).items() if kind == "VISUAL" and not name.startswith(empty)
-    ]
+    images = [name for name, kind in feature_kinds(features).items() if kind == "VISUAL"]
     if not images:
         raise CheckpointError(f"{features.where}: input_features has no image; found {sorted(features)}")
-    for name in images:
+    for name in images:  # LeRobot does not read the size, and some files have [H, W, 3]
         shape = features.object(name).get("shape")
-        if not isinstance(shape, list) or len(shape) != 3 or shape[0] != 3:
+        if not isinstance(shape, list) or len(shape) != 3 or 3 not in (shape[0], shape[2]):
             raise CheckpointError(f"{features.where}: {name} has the shape {shape}, expected [3, H, W]")
     return images
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from vla_ros.errors import ImageError
+from vla_ros.errors import ImageError, lfs_pointer
 from vla_ros.replay.mcap import McapFile
 from vla_ros.replay.sqlite import SqliteFile
 from vla_ros.replay.storage import ZSTD_MAGIC, BagError, Expansion, Loss, Record, decompress, expand_file
@@ -228,6 +228,9 @@ class Bag:
 
     def _open(self, file: Path) -> None:
         path = file
+        if pointer := lfs_pointer(file):
+            self._lose(file.name, "whole file", pointer)
+            return
         try:
             if not file.is_file():
                 raise BagError("is not a regular file")

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vla_ros.config import Config, load
+from vla_ros.config.checkpoints import SHIPPED
 from vla_ros.config.control import SCHEDULES
 from vla_ros.config.files import config_file, read_file
 from vla_ros.config.loading import assignment, parse_assignment
 from vla_ros.config.show import add_config_arguments, number
 from vla_ros.errors import ConfigError
-from vla_ros.policies.base import SHIPPED, policy_of
+from vla_ros.policies.base import policy_of
 from vla_ros.sim.expert import ACTIONS, RATE_HZ
 from vla_ros.sim.tasks import SLOTS
 

@@ -32,9 +32,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from vla_ros.config import Config
+from vla_ros.config.checkpoints import SHIPPED
 from vla_ros.errors import MissingDependencyError, printable
 from vla_ros.graph.launcher import end_with_launcher
-from vla_ros.policies.base import SHIPPED
 from vla_ros.report.page import to_stdout
 from vla_ros.sim import report
 from vla_ros.sim.arguments import CONTROLS, Plan, add_arguments, episode_options, make_table, mode_of, plan_demo

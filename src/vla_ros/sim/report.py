@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from vla_ros.config import to_yaml
+from vla_ros.config.checkpoints import SHIPPED
 from vla_ros.contract.components import Component
 from vla_ros.files import save_text
-from vla_ros.policies.base import SHIPPED
 from vla_ros.report import charts, images, page
 from vla_ros.report.markup import Markup, significant, tag
 from vla_ros.report.versions import versions

@@ -108,7 +108,7 @@ def deep(count):
 def test_damaged_statistics_are_refused(tmp_path, statistics, words):
     (tmp_path / "dataset_statistics.json").write_text(json.dumps(statistics))
     with pytest.raises(CheckpointError, match=words):
-        read_dataset_statistics(tmp_path)
+        choose(read_dataset_statistics(tmp_path), "")
 
 
 def test_statistics_that_contradict_each_other_are_reported(tmp_path, caplog):
@@ -138,3 +138,17 @@ def test_two_files_with_other_bounds_of_one_data_set_are_reported(tmp_path, capl
     )
     assert read_dataset_statistics(tmp_path)["a"].high == [1.0]
     assert "q99 of 'a' differs from dataset_statistics.json, whose value is used" in caplog.text
+
+
+def test_a_damaged_set_is_no_concern_of_another(tmp_path):
+    sound, broken = {"q01": [0.0], "q99": [1.0]}, {"q01": [float("nan")], "q99": [1.0]}
+    (tmp_path / "dataset_statistics.json").write_text(
+        json.dumps({"broken": {"action": broken}, "sound": {"action": sound}})
+    )
+    statistics = read_dataset_statistics(tmp_path)
+    assert choose(statistics, "sound").high == [1.0]
+    assert list(statistics.readable()) == ["sound"]
+    with pytest.raises(ConfigError, match=r"trained on 2 datasets.*\['broken', 'sound'\]"):
+        choose(statistics, "")
+    with pytest.raises(CheckpointError, match="finite numbers"):
+        choose(statistics, "broken")

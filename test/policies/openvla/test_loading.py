@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from tools.checkpoints.tiny import random_weights
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.checkpoint_files import INDEX, SINGLE, from_files, read_manifest
+from vla_ros.policies.checkpoint_files import INDEX, SINGLE, from_files, read_manifest, stored_names
 from vla_ros.policies.openvla.loading import build_empty, check_weights
 from vla_ros.policies.weights import empty, fill
 
@@ -155,3 +155,17 @@ def test_pickles_are_never_opened(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n.")
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.*pickles.*safetensors"):
         read_manifest(tmp_path)
+
+
+def test_a_single_file_counts_where_shards_are_left(tiny, caplog):
+    """A model that was saved as shards and later as one file: transformers and LeRobot read the file."""
+    folder, names = tiny, sorted(read_manifest(tiny))
+    new = {name: torch.full((2,), 0.25) for name in names}
+    save_file(new, folder / "model.safetensors")
+    manifest = read_manifest(folder)
+    assert {one.file.name for one in manifest.values()} == {"model.safetensors"}
+    assert torch.equal(dict(from_files(manifest)([names[0]]))[names[0]], new[names[0]])
+    assert f"model.safetensors is read, as transformers and LeRobot do; {FIRST}, {SECOND}, {INDEX}" in caplog.text
+    assert stored_names(folder) == names
+    (folder / FIRST).unlink()  # shards that are not read may be missing
+    assert set(read_manifest(folder)) == set(names)

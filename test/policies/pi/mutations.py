@@ -78,6 +78,18 @@ MUTATIONS = {
             "rename", rename_map={f"{IMAGES}.image": f"{IMAGES}.image2", f"{IMAGES}.image2": f"{IMAGES}.image"}
         ),
     ),
+    # a fine-tuned checkpoint has the shapes of its base model, which LeRobot does not read
+    "shapes of the base model": Mutation(
+        CONFIG,
+        lambda c: (
+            [c["input_features"]["observation.state"].update(shape=[32])]
+            + [c["input_features"][f"{IMAGES}.{name}"].update(shape=[256, 256, 3]) for name in ("image", "image2")]
+        ),
+    ),
+    "no state feature": Mutation(CONFIG, lambda c: c["input_features"].pop("observation.state")),
+    "camera of the base model": Mutation(
+        CONFIG, lambda c: c["input_features"].update({f"{IMAGES}.camera3": {"type": "VISUAL", "shape": [3, 8, 8]}})
+    ),
     "eps": Mutation(BEFORE, options("normalizer", eps=0.3)),
     "eps and MEAN_STD": Mutation(
         BEFORE, lambda c: (modes("normalizer", STATE="MEAN_STD")(c), options("normalizer", eps=0.3)(c))

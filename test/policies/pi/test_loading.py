@@ -268,7 +268,6 @@ NO_IMAGES = [f"observation.images.{name}" for name in ("image", "image2")]
     "mutation",
     [
         Mutation(CONFIG, config(type="pi0"), "type is pi0, but the weights are those of pi05"),
-        Mutation(CONFIG, lambda c: c["input_features"].pop("observation.state"), "observation.state"),
         Mutation(CONFIG, lambda c: c["output_features"]["action"].update(shape=[40]), r"the shape \[40\]"),
         Mutation(CONFIG, lambda c: list(map(c["input_features"].pop, NO_IMAGES)), "input_features has no image"),
         Mutation(CONFIG, config(chunk_size=0), "chunk_size is 0"),

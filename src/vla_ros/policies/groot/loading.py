@@ -18,7 +18,7 @@ from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies import weights
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros.policies.checkpoint_files import Fields, StoredTensor, from_files, read_fields, read_manifest
-from vla_ros.policies.groot import GrootOptions
+from vla_ros.policies.groot import SAYS_VERSION, GrootOptions, older_model
 from vla_ros.policies.groot.architecture import (
     COSMOS,
     COSMOS_CONFIG,
@@ -40,7 +40,7 @@ GROOT_CHOICES = (("float32", "none"), ("bfloat16", "none"), ("bfloat16", "fp8"))
 """Options to suggest if memory does not suffice."""
 
 _PREFIX = "_groot_model."
-_CONFIG = "config.json"
+_CONFIG, _PROCESSOR = "config.json", "processor_config.json"
 
 Manifest = Mapping[str, StoredTensor]
 """Stored tensors by NVIDIA's names."""
@@ -68,6 +68,11 @@ class GrootCheckpoint:
 def read_checkpoint(folder: Path, options: GrootOptions) -> GrootCheckpoint:
     """Read everything in a checkpoint except its weights."""
     config = read_fields(folder / _CONFIG)
+    if version := older_model(config):
+        raise CheckpointError(
+            f"{config.where}: a checkpoint of GR00T {version}, another network; this package runs N1.7. "
+            f"{_runs(version)}. Found { {key: config[key] for key in SAYS_VERSION if key in config} }"
+        )
     found = (_read_lerobot if config.get("type") == "groot" else _read_nvidia)(folder, config, options)
     processing, sizes = found.processing, found.architecture
     numbers = sum(part.bounds.size for part in processing.parts)
@@ -79,16 +84,33 @@ def read_checkpoint(folder: Path, options: GrootOptions) -> GrootCheckpoint:
     return found
 
 
+def _runs(version: str) -> str:
+    """Say what runs an older model."""
+    isaac = f"NVIDIA/Isaac-GR00T's branch {version.lower()}-release serves it (policy.name:=remote)"
+    lerobot = "; LeRobot's layout runs with lerobot 0.5.1 (policy.name:=lerobot with policy.python)"
+    return isaac + (lerobot if version == "N1.5" else "")
+
+
+def _processor_folder(folder: Path) -> Path:
+    """Return the folder of the processor's files: ``processor/``, where training saves them, or the folder itself.
+
+    The rule is that of NVIDIA/Isaac-GR00T be889e7 (``gr00t/policy/gr00t_policy.py``).
+    """
+    nested = folder / "processor"
+    return nested if nested.is_dir() and not (folder / _PROCESSOR).exists() else folder
+
+
 def _read_nvidia(folder: Path, config: Fields, options: GrootOptions) -> GrootCheckpoint:
     if config.get("model_type") != "Gr00tN1d7":
         raise CheckpointError(
             f"{config.where}: found type {config.get('type')!r} and model_type {config.get('model_type')!r}, "
-            "expected groot (LeRobot) or Gr00tN1d7 (NVIDIA); older models of GR00T are not supported"
+            "expected groot (LeRobot) or Gr00tN1d7 (NVIDIA)"
         )
     if options.base_model:
         raise ConfigError(f"policy.base_model: {folder} has NVIDIA's layout, which states its sizes itself")
     backbone, architecture = _read_sizes(folder, config, options)
-    processor = read_fields(folder / "processor_config.json").object("processor_kwargs")
+    files = _processor_folder(folder)
+    processor = read_fields(files / _PROCESSOR).object("processor_kwargs")
     processor.advice = "only GR00T N1.7 is supported"
     known = processor.object("modality_configs")
     tag = options.embodiment or (LIBERO if LIBERO in known else next(iter(known), "") if len(known) == 1 else "")
@@ -96,8 +118,8 @@ def _read_nvidia(folder: Path, config: Fields, options: GrootOptions) -> GrootCh
         raise ConfigError(
             f"policy.embodiment: found {tag!r}, expected one of {sorted(known)}, the robots of {processor.where}"
         )
-    ids = read_fields(folder / "embodiment_id.json")
-    statistics = read_fields(folder / "statistics.json")
+    ids = read_fields(files / "embodiment_id.json")
+    statistics = read_fields(files / "statistics.json")
     if tag not in statistics:
         raise CheckpointError(f"{statistics.where}: no statistics of {tag}; found {sorted(statistics)}")
     resize = read_resize(processor, backbone, architecture.vision.unit)

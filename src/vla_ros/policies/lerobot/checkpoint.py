@@ -14,11 +14,22 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from vla_ros.contract.spec import DeltaTimestamp, ImageFeature, PolicySpec, StateFeature
-from vla_ros.errors import CheckpointError, ConfigError, MissingDependencyError
+from vla_ros.errors import CheckpointError, ConfigError, MissingDependencyError, lfs_pointer
 from vla_ros.files import read_json_value
-from vla_ros.policies.checkpoint_files import read_json
+from vla_ros.policies.checkpoint_files import Fields, read_header, read_json
+from vla_ros.policies.processor_files import RENAME, before_lerobot_04, camera_keys, unmasked
 from vla_ros.types import PreviousChunk
 
+_ADAPTS = ("smolvla", "pi0", "pi05", "pi0_fast", "xvla")
+"""Families whose code in LeRobot 0.6.1 resizes images, pads the state and masks missing cameras.
+
+It does not read the shapes of ``input_features``, which a fine-tuned checkpoint keeps from its base model.
+"""
+
+_NOT_OBSERVED = ("LANGUAGE", "ACTION", "REWARD")
+"""Types of features that no sensor measures; the instruction is read from the task."""
+
+_STEEPEST = 100
 _WITHOUT_INSTRUCTION = ("act", "diffusion", "tdmpc", "vqbet")
 _PROCESSORS = ("policy_preprocessor.json", "policy_postprocessor.json")
 _TOKENIZER = "tokenizer_processor"
@@ -105,40 +116,126 @@ def _continues_chunks(policy: Any) -> bool:
     return bool(policy.config.rtc_config.enabled)
 
 
+@dataclass(frozen=True)
+class Input:
+    """An observation that a checkpoint takes."""
+
+    name: str  # LeRobot's name, before the checkpoint's processor renames it
+    shape: tuple[int, ...]  # [H, W, 3] of an image, [N] of a state
+    required: bool = True  # False if LeRobot masks a missing image
+    fixed: bool = True  # False if LeRobot resizes the image, so that every size is right
+    middle: tuple[float, ...] = ()  # as for :class:`~vla_ros.contract.spec.StateFeature`
+    largest: tuple[float, ...] = ()
+
+    @property
+    def is_image(self) -> bool:
+        return is_image_feature(self.name)
+
+    @property
+    def key(self) -> str:
+        return key_of(self.name)
+
+
+def read_inputs(folder: Path) -> tuple[Input, ...]:
+    """Read what the checkpoint takes, in the order of ``config.json``; slots masked in training are left out."""
+    config, steps = _config(folder), _steps(folder)
+    features, adapts = config["input_features"], config["type"] in _ADAPTS
+    rename = next((step.get("config") for step in steps if step.get("registry_name") == RENAME), None)
+    options = Fields(rename or {}, folder / _PROCESSORS[0])
+    before = dict(zip(features, camera_keys(options, list(features), features), strict=True))
+    stored = {name.rpartition(".")[0] for file in _state_files(folder, steps) for name in read_header(file)}
+    trained = [name for name in features if is_image_feature(name)]
+    if adapts:
+        trained = unmasked(trained, before, stored)
+    inputs = []
+    for name, feature in features.items():
+        shape = feature["shape"]
+        if feature.get("type") in _NOT_OBSERVED:
+            continue
+        if not is_image_feature(name):
+            middle, largest, size = _statistics(folder, steps, name)
+            if size not in (0, *shape) and not adapts:
+                raise CheckpointError(
+                    f"{folder}/config.json: {name} has the shape {shape}, but the statistics have {size} numbers; "
+                    "the files belong to different checkpoints, copy all of them again"
+                )
+            inputs.append(Input(before[name], (size or int(shape[0]),), middle=middle, largest=largest))
+        elif name in trained:
+            inputs.append(Input(before[name], image_shape(name, shape), not adapts, not adapts))
+    return tuple(inputs)
+
+
 def read_spec(folder: Path) -> PolicySpec:
     """Read inputs and outputs from ``config.json``, which does not name the parts of state and action."""
-    config = _config(folder)
+    config, inputs = _config(folder), read_inputs(folder)
     # Families of LeRobot 0.6.1 that use past observations state the number of observations as ``n_obs_steps``.
     times = tuple(map(DeltaTimestamp, range(1 - int(config.get("n_obs_steps") or 1), 1)))
-    images, state = [], []
-    for name, feature in config["input_features"].items():
-        if is_image_feature(name):
-            height, width, _ = image_shape(name, feature["shape"])
-            images.append(ImageFeature(key_of(name), delta_timestamps=times, takes=(height, width)))
-        else:
-            size, (middle, largest) = int(feature["shape"][0]), _statistics(folder, name)
-            state.append(
-                StateFeature(key_of(name), size=size, delta_timestamps=times, middle=middle, largest=largest)
-            )
+    images = tuple(
+        ImageFeature(one.key, None, times, one.required, takes=one.shape[:2] if one.fixed else None)  # type: ignore[arg-type]
+        for one in inputs
+        if one.is_image
+    )
+    state = tuple(
+        StateFeature(one.key, (), one.shape[0], times, one.middle, one.largest)
+        for one in inputs
+        if not one.is_image
+    )
     executed = int(config.get("n_action_steps") or 0)
-    horizon = executed or int(config.get("chunk_size") or 1)
+    horizon = int(config.get("chunk_size") or executed or 1)
     dimension = int(config["output_features"]["action"]["shape"][0])
-    instructed = config["type"] not in _WITHOUT_INSTRUCTION
-    return PolicySpec(tuple(images), tuple(state), (), dimension, horizon, executed, uses_instruction=instructed)
+    return PolicySpec(
+        images,
+        state,
+        (),
+        dimension,
+        horizon,
+        executed,
+        uses_instruction=config["type"] not in _WITHOUT_INSTRUCTION,
+        ensemble_decay=_ensemble_decay(config, folder),
+    )
 
 
-def _statistics(folder: Path, feature: str) -> list[tuple[float, ...]]:
-    """Return ``middle`` and ``largest`` of a feature's training data, each () if the preprocessor lacks it."""
-    steps = read_json(folder / _PROCESSORS[0]).get("steps", ())
+def _ensemble_decay(config: Mapping[str, Any], folder: Path) -> float | None:
+    """Return m of ACT's temporal ensembling, or None without it."""
+    decay = config.get("temporal_ensemble_coeff")
+    if decay is None:
+        return None
+    if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not abs(decay) <= _STEEPEST:
+        raise CheckpointError(
+            f"{folder}/config.json: temporal_ensemble_coeff, by which chunks are averaged: found {decay!r}, "
+            f"expected null or a number from -{_STEEPEST} to {_STEEPEST}"
+        )
+    return float(decay)
+
+
+def _steps(folder: Path) -> list[dict[str, Any]]:
+    content = read_json(folder / _PROCESSORS[0]).get("steps")
+    if not isinstance(content, list) or not all(isinstance(step, dict) for step in content):
+        raise CheckpointError(f"{folder / _PROCESSORS[0]}: steps is no list of objects; copy the file again")
+    return content
+
+
+def _state_files(folder: Path, steps: Sequence[Mapping[str, Any]]) -> list[Path]:
+    return [folder / str(step["state_file"]) for step in steps if step.get("state_file")]
+
+
+def _statistics(
+    folder: Path, steps: Sequence[Mapping[str, Any]], feature: str
+) -> tuple[tuple[float, ...], tuple[float, ...], int]:
+    """Return ``middle`` and ``largest`` of a feature's training data, each () if the preprocessor lacks it.
+
+    The last item is the number of statistics, 0 without any.
+    """
     stats: dict[str, Any] = {}
-    for file in filter(None, (step.get("state_file") for step in steps)):
-        stats = _tensors(folder / file, feature) | stats
+    for file in _state_files(folder, steps):
+        stats = _tensors(file, feature) | stats
     bounds = [
         [stats[low], stats[high]] for low, high in (("min", "max"), ("q01", "q99")) if {low, high} <= stats.keys()
     ]
     middles = [stats["mean"]] if "mean" in stats else [np.mean(each, axis=0) for each in reversed(bounds)]
     largest = [np.abs(each).max(axis=0) for each in bounds]
-    return [tuple(map(float, np.ravel(each[0]))) if each else () for each in (middles, largest)]
+    found = [tuple(map(float, np.ravel(each[0]))) if each else () for each in (middles, largest)]
+    return found[0], found[1], len(found[0])
 
 
 def _tensors(file: Path, feature: str) -> dict[str, Any]:
@@ -147,7 +244,8 @@ def _tensors(file: Path, feature: str) -> dict[str, Any]:
             keys = [key for key in stored.keys() if key.startswith(f"{feature}.")]  # noqa: SIM118
             return {key.removeprefix(f"{feature}."): stored.get_tensor(key) for key in keys}
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{file}: cannot be read ({error}); copy the file again") from None
+        advice = lfs_pointer(file) or "copy the file again"
+        raise CheckpointError(f"{file}: cannot be read ({error}); {advice}") from None
 
 
 def is_image_feature(name: str) -> bool:
@@ -160,10 +258,13 @@ def key_of(name: str) -> str:
 
 
 def image_shape(name: str, shape: Sequence[int]) -> tuple[int, int, int]:
-    """Convert the shape [3, H, W] of an image to [H, W, 3]; raises CheckpointError for another shape."""
-    if len(shape) != 3 or shape[0] != 3:
+    """Return the shape [3, H, W] of an image as [H, W, 3]; raises CheckpointError for other shapes.
+
+    Some configurations have [H, W, 3], which LeRobot's families either do not read or fail to build.
+    """
+    if len(shape) != 3 or 3 not in (shape[0], shape[2]):
         raise CheckpointError(f"{name}: the checkpoint takes an image of shape {tuple(shape)}, expected (3, H, W)")
-    return shape[1], shape[2], 3
+    return (shape[1], shape[2], 3) if shape[0] == 3 else (shape[0], shape[1], 3)
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -181,10 +282,7 @@ def _config(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder}/config.json: not a policy configuration of LeRobot: {error!r}") from None
     missing = [name for name in _PROCESSORS if not (folder / name).exists()]
     if missing:
-        raise CheckpointError(
-            f"{folder}: has no {missing[0]}, like checkpoints from before LeRobot 0.4; migrate it with: python -m "
-            f"lerobot.processor.migrate_policy_normalization --pretrained-path {folder}"
-        )
+        raise CheckpointError(before_lerobot_04(folder, missing[0]))
     return config
 
 
@@ -192,7 +290,7 @@ def _tokenizer(folder: Path, config: Mapping[str, Any], tokenizer: str) -> dict[
     """Return the overrides that set the tokenizer's folder; raises CheckpointError if it had to be downloaded."""
     if tokenizer and not Path(tokenizer).is_dir():
         raise ConfigError(f"policy.tokenizer: found '{tokenizer}', expected the folder of a tokenizer")
-    steps = read_json(folder / _PROCESSORS[0]).get("steps", ())
+    steps = _steps(folder)
     names = [step["config"].get("tokenizer_name") for step in steps if step.get("registry_name") == _TOKENIZER]
     for name in (*names, config.get(_BACKBONE)):
         if name and not tokenizer and not Path(name).is_dir():

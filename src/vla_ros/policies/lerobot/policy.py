@@ -15,10 +15,10 @@ from vla_ros.errors import VlaRosError
 from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
 from vla_ros.policies.lerobot.checkpoint import (
     Checkpoint,
-    image_shape,
+    Input,
     is_image_feature,
-    key_of,
     load_policy,
+    read_inputs,
     read_spec,
 )
 from vla_ros.policies.lerobot.options import LeRobotOptions
@@ -39,6 +39,7 @@ class LeRobotPolicy(Policy):
         self._options = options_of(config, LeRobotOptions)
         self._folder = Path(self._options.checkpoint).expanduser()
         self._checkpoint: Checkpoint | None = None
+        self._inputs: tuple[Input, ...] = ()
 
     def describe(self) -> PolicySpec:
         return read_spec(self._folder)
@@ -50,7 +51,10 @@ class LeRobotPolicy(Policy):
         device = options.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._checkpoint = load_policy(self._folder, device, options.tokenizer)
+        self._checkpoint, self._inputs = (
+            load_policy(self._folder, device, options.tokenizer),
+            read_inputs(self._folder),
+        )
         if options.seed >= 0:
             torch.manual_seed(options.seed)
         progress(0.9, "inferring once")
@@ -58,8 +62,7 @@ class LeRobotPolicy(Policy):
         features: list[ImageFeature | StateFeature] = [*spec.images, *spec.state]
         steps = max((len(one.delta_timestamps) for one in features), default=1)
         past = () if steps == 1 else (steps,)
-        inputs = self._checkpoint.policy.config.input_features.items()
-        blank = {name: np.zeros((*past, *_shape(name, feature)), np.uint8) for name, feature in inputs}
+        blank = {one.name: np.zeros((*past, *one.shape), np.uint8) for one in self._inputs}
         answer, _ = self._predict(blank, "warm up")
         horizon, dimension = answer.shape
         continues = self._checkpoint.continues
@@ -70,15 +73,19 @@ class LeRobotPolicy(Policy):
         began = time.perf_counter()
         values: dict[str, Any] = {}
         assert self._checkpoint is not None
-        for name, feature in self._checkpoint.policy.config.input_features.items():
-            shape = _shape(name, feature)
-            values[name] = (observation.images if is_image_feature(name) else observation.state)[key_of(name)]
-            if is_image_feature(name) and values[name].shape[-3:] != shape:
-                found, trained = (f"{width}x{height}" for height, width, _ in (values[name].shape[-3:], shape))
+        for one in self._inputs:
+            given: Mapping[str, Any] = observation.images if one.is_image else observation.state
+            if one.key not in given and not one.required:
+                continue
+            value = values[one.name] = given[one.key]
+            if one.is_image and one.fixed and value.shape[-3:] != one.shape:
+                found, trained = (f"{width}x{height}" for height, width, _ in (value.shape[-3:], one.shape))
                 raise VlaRosError(
-                    f"image '{key_of(name)}' is {found}, but the checkpoint was trained on {trained}; resize it, "
-                    f'for example with features.images: ["{key_of(name)} = CAMERA [{trained}]"]'
+                    f"image '{one.key}' is {found}, but the checkpoint was trained on {trained}; resize it, "
+                    f'for example with features.images: ["{one.key} = CAMERA [{trained}]"]'
                 )
+        if self.spec.images and not any(map(is_image_feature, values)):
+            raise VlaRosError(f"found no image, expected at least one of {list(self.spec.image_keys)}")
         actions, normalized = self._predict(values, observation.instruction, observation.previous)
         stages = {"predict": 1e3 * (time.perf_counter() - began)}
         return ActionChunk(actions, observation.stamp, normalized=normalized, stages_ms=stages)
@@ -102,10 +109,6 @@ class LeRobotPolicy(Policy):
 
     def close(self) -> None:
         self._checkpoint = None
-
-
-def _shape(name: str, feature: Any) -> tuple[int, ...]:
-    return image_shape(name, feature.shape) if is_image_feature(name) else tuple(feature.shape)
 
 
 def _tensor(name: str, value: Any) -> torch.Tensor:

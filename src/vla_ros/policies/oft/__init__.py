@@ -4,7 +4,9 @@
 ``policy`` implements :class:`~vla_ros.policies.base.Policy`. Importing this package does not import torch.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vla_ros.config.options import option
 from vla_ros.errors import ConfigError
@@ -85,5 +87,9 @@ class OFTOptions(CheckpointOptions):
     seed: int = option(-1, "Seed of a diffusion head's noise in every session; -1: random", low=-1)
 
 
-OFT = LazyPolicy(OFTOptions, "vla_ros.policies.oft.policy:OFTPolicy")
+def _claims(config: Mapping[str, Any]) -> int:
+    return int(config.get("model_type") == "openvla")  # OpenVLA's own; only other files tell which of both it is
+
+
+OFT = LazyPolicy(OFTOptions, "vla_ros.policies.oft.policy:OFTPolicy", _claims)
 """The entry point's target."""

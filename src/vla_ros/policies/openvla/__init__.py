@@ -23,13 +23,18 @@ class _OpenVLA(LazyPolicy):
             return OFT(replace(config, policy=OFTOptions(**common)))
         return super().__call__(config)
 
+    def refine(self, folder: Path) -> str:
+        """Return the policy that runs a checkpoint of OpenVLA: ``oft`` if it has an action head."""
+        return "oft" if has_action_head(folder) else "openvla"
+
 
 def has_action_head(folder: Path) -> bool:
     """Return True for an OpenVLA-OFT checkpoint, which ``config.json`` does not show."""
-    index = folder / "model.safetensors.index.json"
-    return bool(list(folder.glob("action_head--*.pt"))) or (
-        index.is_file() and '"action_head.' in index.read_text(encoding="utf-8", errors="replace")
-    )
+    if list(folder.glob("action_head--*.pt")):
+        return True
+    from vla_ros.policies.checkpoint_files import stored_names
+
+    return any(name.startswith("action_head.") for name in stored_names(folder))
 
 
 OPENVLA = _OpenVLA(

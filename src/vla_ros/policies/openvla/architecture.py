@@ -21,7 +21,6 @@ import numpy as np
 
 from vla_ros.engine.shapes import TIMM_TOWERS, DecoderShape, TowerShape
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.base import policy_of
 from vla_ros.policies.checkpoint_files import Fields, read_fields, read_json, read_statistics
 
 LLAMA2_EMPTY_TOKEN = 29871
@@ -115,9 +114,7 @@ def parse_architecture(content: Mapping[str, Any], path: Path) -> Architecture:
     """Parse the content of the ``config.json`` at ``path``; raises the errors of :func:`read_architecture`."""
     config = Fields(content, path)
     if config.get("model_type") != "openvla":
-        other = policy_of(path.parent)
-        hint = "" if other == "openvla" else f"; a checkpoint of policy.name:={other}"
-        raise CheckpointError(f"{path}: model_type is {config.get('model_type')!r}, expected 'openvla'{hint}")
+        raise CheckpointError(f"{path}: model_type is {config.get('model_type')!r}, expected 'openvla'")
     config.expect("image_resize_strategy", "resize-naive")
     towers = _towers(config, path)
     llm = _llm(config, path)

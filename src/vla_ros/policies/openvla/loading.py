@@ -19,7 +19,15 @@ from vla_ros.engine.weights import DecoderWeights, assemble, fuse_layer
 from vla_ros.errors import CheckpointError
 from vla_ros.policies import weights
 from vla_ros.policies.base import Progress, no_progress
-from vla_ros.policies.checkpoint_files import Produce, StoredTensor, from_files, list_some, read_fields, read_header
+from vla_ros.policies.checkpoint_files import (
+    Fields,
+    Produce,
+    StoredTensor,
+    from_files,
+    list_some,
+    read_fields,
+    read_header,
+)
 from vla_ros.policies.memory import MemoryNeeds, cache_numbers, memory_needs, prefill_numbers, tower_numbers
 from vla_ros.policies.openvla.architecture import Architecture
 from vla_ros.policies.openvla.network import OpenVLAModel
@@ -164,6 +172,9 @@ class LoraSettings:
     by_root: bool = False  # True divides alpha by the root of the rank (rslora)
     rank: int | None = None  # size of A and B; None for any
     targets: Any = None  # names or a pattern of the layers with adapters; None for any
+    excluded: Any = None  # names or a pattern of layers without adapters
+    indices: tuple[int, ...] | None = None  # numbers of the blocks with adapters; None for all
+    stems: tuple[str, ...] = ()  # names in front of such a number; empty for any
     base: str = ""  # name of the base model
     where: str = "adapter_config.json"  # the file, for messages
 
@@ -176,12 +187,30 @@ class LoraSettings:
         return alpha / (sqrt(rank) if self.by_root else rank)
 
     def targeted(self, layer: str) -> bool:
-        """Return whether peft puts an adapter on a layer, given by its name in the base model."""
+        """Return whether peft puts an adapter on a layer, given by its name in the base model.
+
+        The rules are those of peft 0.21 (``tuners_utils.check_target_module_exists``).
+        """
+        if self.excluded and _names(self.excluded, layer):
+            return False
         if self.targets in (None, "all-linear"):
+            return self._numbered(layer)
+        return _names(self.targets, layer) and self._numbered(layer)
+
+    def _numbered(self, layer: str) -> bool:
+        """Return whether the layer is in one of the blocks :attr:`indices`."""
+        if self.indices is None:
             return True
-        if isinstance(self.targets, str):
-            return re.fullmatch(self.targets, layer) is not None
-        return any(layer == name or layer.endswith(f".{name}") for name in self.targets)
+        patterns = [rf".*\.{stem}\.(\d+)\." for stem in self.stems] or [r".*\.[^.]*\.(\d+)\."]
+        found = next(filter(None, (re.match(pattern, layer) for pattern in patterns)), None)
+        return found is not None and int(found[1]) in self.indices
+
+
+def _names(names: Any, layer: str) -> bool:
+    """Return whether a pattern or a list of names, or of their ends, has a layer."""
+    if isinstance(names, str):
+        return re.fullmatch(names, layer) is not None
+    return any(layer == name or layer.endswith(f".{name}") for name in names)
 
 
 def read_lora_settings(path: Path) -> LoraSettings:
@@ -191,13 +220,32 @@ def read_lora_settings(path: Path) -> LoraSettings:
     config.expect("bias", "none")
     # Other ways (pissa, olora, loftq, corda, lora_ga) change the base weights when peft loads the adapter.
     config.expect("init_lora_weights", True, False, "gaussian", "orthogonal", "eva")
-    targets = config.get("target_modules")
-    if not isinstance(targets, (list, str, NoneType)):
-        raise CheckpointError(f"{path}: target_modules: found {targets!r}, expected a pattern or a list of names")
+    targets, excluded, stems = (
+        _layer_names(config, key) for key in ("target_modules", "exclude_modules", "layers_pattern")
+    )
+    indices = config.get("layers_to_transform")
+    numbers: list[Any] = [] if indices is None else indices if isinstance(indices, list) else [indices]
+    if not all(type(number) is int for number in numbers):
+        raise CheckpointError(f"{path}: layers_to_transform: found {indices!r}, expected numbers of layers")
     alpha, by_root = config.number("lora_alpha", 8), config.expect("use_rslora", False, True)
     rank, base = config.whole("r", 8), config.get("base_model_name_or_path")
     config.finish(_HARMLESS_LORA)
-    return LoraSettings(alpha, by_root, rank, targets, str(base or ""), str(path))
+    return LoraSettings(
+        alpha, by_root, rank, targets, excluded, tuple(numbers) or None,
+        (stems,) if isinstance(stems, str) else tuple(stems or ()), str(base or ""), str(path),
+    )  # fmt: skip
+
+
+def _layer_names(config: Fields, key: str) -> Any:
+    found = config.get(key)
+    if not isinstance(found, (list, str, NoneType)) or (isinstance(found, list) and {*map(type, found)} - {str}):
+        raise CheckpointError(f"{config.where}: {key}: found {found!r}, expected a pattern or a list of names")
+    if isinstance(found, str):
+        try:
+            re.compile(found)
+        except re.error as error:
+            raise CheckpointError(f"{config.where}: {key}: found {found!r}, no pattern ({error})") from error
+    return found
 
 
 def read_adapter(folder: Path, manifest: Mapping[str, StoredTensor], own_towers: bool = False) -> Adapter:
@@ -232,8 +280,9 @@ def read_adapter(folder: Path, manifest: Mapping[str, StoredTensor], own_towers:
             )
         if not settings.targeted(layer):
             raise CheckpointError(
-                f"{settings.where}: target_modules: found {settings.targets!r}, which does not include {layer}, "
-                "but the adapter has weights for it, which peft would ignore"
+                f"{settings.where}: target_modules {settings.targets!r}, exclude_modules {settings.excluded!r} and "
+                f"layers_to_transform {settings.indices!r} leave out {layer}, but the adapter has weights for it, "
+                "which peft would ignore"
             )
         pairs[key] = (a, b, settings.scale(a.shape[0]))
     refuse_rest(file, tensors.keys() - used)

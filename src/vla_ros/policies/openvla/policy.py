@@ -59,6 +59,7 @@ from vla_ros.policies.openvla.processing import (
     QUANTILES,
     ActionBins,
     ActionStatistics,
+    DatasetStatistics,
     choose,
     read_dataset_statistics,
 )
@@ -114,7 +115,7 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
         own = self.loaded.statistics
         return {
             key: statistics.unnormalize(normalized)
-            for key, statistics in self._statistics().items()
+            for key, statistics in self._statistics().readable().items()
             if key != own.key and statistics.dimension == own.dimension
         }
 
@@ -123,7 +124,7 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
         """Folder of the network's weights: ``policy.base`` if set, else the checkpoint's."""
         return checkpoint_folder(self._options.base) if self._options.base else self.folder
 
-    def _statistics(self, group: str = "action") -> dict[str, ActionStatistics]:
+    def _statistics(self, group: str = "action") -> DatasetStatistics:
         """Return each dataset's statistics from the checkpoint, else from ``policy.base``."""
         own = self.folder if (self.folder / "dataset_statistics.json").exists() else self._base
         return read_dataset_statistics(own, group, self._bounds, self._margin)

@@ -1,9 +1,10 @@
 """Turns action tokens into actions and back, with the conventions of the published OpenVLA code."""
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +94,37 @@ class ActionStatistics:
 QUANTILES = ("q01", "q99")
 
 
+class DatasetStatistics(Mapping[str, ActionStatistics]):
+    """Each dataset's statistics by name; a damaged entry raises CheckpointError when it is used, not before."""
+
+    def __init__(self, raw: Mapping[str, Any], parse: Callable[[str, Any], ActionStatistics]) -> None:
+        self._raw, self._parse = raw, parse
+
+    def __getitem__(self, key: str) -> ActionStatistics:
+        return self._parse(key, self._raw[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._raw)
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+    def readable(self) -> dict[str, ActionStatistics]:
+        """Return the entries that are not damaged."""
+        found = {}
+        for key in self:
+            with contextlib.suppress(CheckpointError):
+                found[key] = self[key]
+        return found
+
+
 def read_dataset_statistics(
     folder: Path, group: str = "action", bounds: tuple[str, str] = QUANTILES, margin: float = 0.0
-) -> dict[str, ActionStatistics]:
+) -> DatasetStatistics:
     """Read each dataset's statistics from ``dataset_statistics.json``, else from ``config.json``.
 
     In a fine-tuned checkpoint, the latter has those of the base model. ``group`` is ``action``, or ``proprio`` for
-    the state; ``bounds`` names the lower and the upper bounds. Raises CheckpointError if there are no statistics,
-    or an entry is damaged.
+    the state; ``bounds`` names the lower and the upper bounds. Raises CheckpointError if there are no statistics.
     """
     path = folder / "dataset_statistics.json"
     if path.exists():
@@ -113,7 +137,7 @@ def read_dataset_statistics(
         raise CheckpointError(
             f"{folder}: no action statistics; expected dataset_statistics.json or norm_stats in config.json"
         )
-    return {key: _parse(key, entry, path, group, bounds, margin) for key, entry in raw.items()}
+    return DatasetStatistics(raw, partial(_parse, path=path, group=group, bounds=bounds, margin=margin))
 
 
 def _warn_of_others(raw: Mapping[str, Any], config: Path, group: str, bounds: tuple[str, str]) -> None:

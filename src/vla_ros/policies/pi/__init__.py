@@ -80,7 +80,7 @@ class RtcSettings:
 
 def _claims(config: Mapping[str, Any]) -> int:
     openpi = "action_horizon" in config and "model_type" not in config
-    return 2 * (openpi or config.get("type") in ("pi0", "pi05"))
+    return 2 * (openpi or str(config.get("type")) in ("pi0", "pi05"))
 
 
 PI = LazyPolicy(PiOptions, "vla_ros.policies.pi.policy:PiPolicy", _claims)

@@ -118,7 +118,7 @@ def lerobot_fields(config: Fields, steps: str, horizon: int, processing: Process
     """Read the fields that LeRobot states alike for every flow policy; ``steps`` is the key of the Euler steps."""
     execute = config.whole("n_action_steps", horizon)
     if execute > horizon:
-        raise CheckpointError(f"{config.where}: n_action_steps is {execute}, but a chunk has {horizon}")
+        raise CheckpointError(f"{config.where}: n_action_steps is {execute}, but chunk_size is {horizon}")
     return {
         "processing": processing,
         "image_keys": tuple(key.removeprefix("observation.").removeprefix("images.") for key in processing.images),

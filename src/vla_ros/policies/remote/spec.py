@@ -20,6 +20,7 @@ OWN = "vla_ros"
 _MOST = 64  # maximum number of features, of delta timestamps of a feature, and of axes of the noise
 _LONGEST = MAX_HORIZON  # maximum number of values in an action, too
 _FARTHEST = 1e9  # maximum of a number in a state
+_STEEPEST = 100.0  # maximum magnitude of temporal ensembling's m
 _OLDEST = -10_000  # minimum of a delta timestamp, in steps or seconds
 
 
@@ -62,13 +63,14 @@ def encode_spec(name: str, spec: PolicySpec) -> dict[str, Any]:
         "noise": list(spec.noise),
         "continues_chunks": spec.continues_chunks,
         "instructed": spec.uses_instruction,
+        "ensemble_decay": spec.ensemble_decay,
     }
 
 
 def decode_spec(metadata: Metadata) -> PolicySpec:
     """Return the policy's features; raises WireError if the metadata are invalid."""
     try:
-        rate = metadata.get("rate_hz")
+        rate, decay = metadata.get("rate_hz"), metadata.get("ensemble_decay")
         if not metadata["images"]:
             raise ValueError("found no images")
         return PolicySpec(
@@ -101,6 +103,7 @@ def decode_spec(metadata: Metadata) -> PolicySpec:
             noise=tuple(_number(length, 1) for length in _few(metadata.get("noise", []))),
             continues_chunks=metadata.get("continues_chunks") is True,
             uses_instruction=metadata.get("instructed") is not False,
+            ensemble_decay=None if decay is None else float(_number(decay, -_STEEPEST, _STEEPEST)),
         )
     except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
         text = f"{type(error).__name__}: {str(error)[:200]}"
