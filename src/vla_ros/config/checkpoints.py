@@ -1,6 +1,5 @@
 """Finds the policy that runs a checkpoint: what ``policy.name`` means if it is :data:`AUTO`, the default."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 from vla_ros.config.options import AUTO
 from vla_ros.config.registry import available, claims, options_class, refined
 from vla_ros.errors import CheckpointError, ConfigError, MissingDependencyError, lfs_pointer
+from vla_ros.files import read_json_value
 
 SHIPPED = {"demo": "openvla", "demo-pi": "pi"}
 """Checkpoints that come with the package: maps ``policy.checkpoint`` to ``policy.name``."""
@@ -129,10 +129,11 @@ def _configs(folder: Path, base: str) -> Iterator[Path]:
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        config = read_json_value(path)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         advice = lfs_pointer(path) or "download the file again"
-        raise CheckpointError(f"{path}: not readable as JSON ({error}); {advice}") from error
+        raise CheckpointError(f"{path}: not readable as JSON ({why}); {advice}") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path}: found {type(config).__name__}, expected a JSON object")
     return config
