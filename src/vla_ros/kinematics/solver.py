@@ -35,6 +35,7 @@ class Kinematics:
         joint_names: The arm's N joints in command order.
         position_low: Float64 [N], lower limits of the URDF (-1e6 for continuous joints).
         position_high: Float64 [N], upper limits.
+        prismatic: Bool [N], True for joints that move in metres.
         velocity_limits: Float64 [N], rad/s or m/s; infinite where the URDF says 0 (as MoveIt reads it).
         base_frame: Link in which poses are given.
         tip_frame: Link whose pose is computed.
@@ -63,6 +64,8 @@ class Kinematics:
         self.tip_frame = tip_frame
         self.position_low: FloatArray = model.lowerPositionLimit[self._order].copy()
         self.position_high: FloatArray = model.upperPositionLimit[self._order].copy()
+        kinds = [model.joints[model.getJointId(name)].shortname() for name in joint_names]
+        self.prismatic = np.array([kind.startswith("JointModelP") for kind in kinds], np.bool_)
         speeds = model.velocityLimit[self._order]
         self.velocity_limits: FloatArray = np.where(speeds > 0, speeds, np.inf)
 
