@@ -271,7 +271,7 @@ class Cell:
         # Limits of position, and of the distance from an arm that touches the table, brake harder.
         ahead = np.abs(positions - self._world.joint_positions()[:_COUNT])
         inside = np.minimum(positions - self._low, self._high - positions) > _ROUNDING
-        inside &= ahead < 0.9 * self._limits.max_joint_step
+        inside &= ahead < 0.9 * self._limits.following_error
         figures.acceleration = max(figures.acceleration, float(change[inside].max(initial=0.0)))
         slows = bool(np.all(np.abs(velocity) <= np.abs(self._velocity) + _ROUNDING))
         slows &= bool(np.all(velocity * self._velocity >= -_ROUNDING))

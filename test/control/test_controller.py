@@ -14,7 +14,7 @@ from demo_arm import ARM, DT, HOME, POSE, STAMP, action, configure, control, spe
 from vla_ros.contract.components import ROTATION_SIZES, parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.arm import ArmController
-from vla_ros.control.reasons import Refused
+from vla_ros.control.reasons import Reason, Refused
 from vla_ros.kinematics.rotations import euler_xyz_matrix, rotation_vector_matrix, write_rotation
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.kinematics.urdf import resolve
@@ -70,17 +70,28 @@ def test_no_motion_leaves_every_joint_exactly_where_it_was_measured() -> None:
 
 @pytest.mark.parametrize(("delta_from", "expected"), [("measured", 0.01), ("commanded", 0.03)])
 def test_deltas_of_an_arm_that_does_not_follow(delta_from: str, expected: float) -> None:
-    """Relative to the measurement, deltas do not add up; relative to the command they do, within limits."""
+    """Relative to the measurement, deltas do not add up; relative to the command they do, until the arm is held."""
     controller, joints = control(control={"delta_from": delta_from}), state()
     for _ in range(3):
         command = controller.command(action(0.01), joints, STAMP, DT)
         controller.sent()
     translation, _ = moved(joints, command.positions)
     assert translation[0] == pytest.approx(expected, abs=3e-4)
+    refused = None
     for _ in range(60):
-        command = controller.command(action(0.01), joints, STAMP, DT)
+        try:
+            command = controller.command(action(0.01), joints, STAMP, DT)
+        except Refused as error:
+            refused = error
+            break
         controller.sent()
-    assert np.abs(command.positions[:7] - joints.positions[:7]).max() <= 0.2 + 1e-9
+        assert np.abs(command.positions[:7] - joints.positions[:7]).max() <= 0.5 + 1e-9
+    assert (refused is not None) == (delta_from == "commanded")
+    if refused is not None:
+        assert refused.reason is Reason.FOLLOWING_ERROR
+        assert re.search(
+            r"is at .* commanded to be at .* 0.5 apart, allowed 0.5 \(limits.following_error\)", str(refused)
+        )
 
 
 def test_a_command_that_was_not_sent_leaves_no_trace() -> None:

@@ -12,6 +12,7 @@ from vla_ros.errors import ConfigError
 
 NAMES = ("a", "b")
 ZERO = np.zeros(2)
+TURNING = np.zeros(2, np.bool_)
 
 
 def limits(
@@ -20,8 +21,10 @@ def limits(
     velocity: float = math.inf,
     acceleration: float = math.inf,
     step: float = math.inf,
+    lead: float = math.inf,
 ) -> JointLimits:
-    return JointLimits(NAMES, np.full(2, low), np.full(2, high), np.full(2, velocity), acceleration, step)
+    ends = np.full(2, low), np.full(2, high)
+    return JointLimits(NAMES, *ends, np.full(2, velocity), acceleration, step, np.full(2, lead))
 
 
 def reasons(violations: list) -> list[Reason]:
@@ -49,11 +52,19 @@ def test_velocity_shortens_the_whole_step_so_that_the_arm_stays_on_its_path() ->
     assert "joint 'a' wanted 1, allowed 0.1" in violations[0].detail
 
 
-def test_the_distance_from_the_measured_position_is_limited_though_the_last_command_is_ahead() -> None:
+def test_a_step_is_limited_from_the_last_command() -> None:
     origin = np.array([0.19, 0.0])
-    found, violations = limit_joints(np.array([0.4, 0.0]), ZERO, origin, ZERO, 0.1, limits(step=0.2))
-    np.testing.assert_allclose(found, [0.2, 0.0], atol=1e-9)
+    found, violations = limit_joints(np.array([0.6, 0.0]), ZERO, origin, ZERO, 0.1, limits(step=0.2))
+    np.testing.assert_allclose(found, [0.39, 0.0], atol=1e-9)
     assert reasons(violations) == [Reason.LIMIT_JUMP]
+
+
+def test_the_distance_from_the_measured_position_is_limited_though_the_last_command_is_ahead() -> None:
+    """The arm stays on its path; that it lags is not the target's fault."""
+    origin = np.array([0.19, 0.0])
+    found, violations = limit_joints(np.array([0.29, 0.1]), ZERO, origin, ZERO, 0.1, limits(step=0.2, lead=0.2))
+    np.testing.assert_allclose(found, [0.2, 0.01], atol=1e-9)
+    assert violations == []
 
 
 def test_targets_beyond_a_joints_range_are_clamped() -> None:
@@ -86,7 +97,8 @@ def test_an_arm_outside_its_range_comes_back_no_faster_than_it_may() -> None:
 
 def test_no_velocity_allowed_means_no_motion() -> None:
     config = LimitsConfig(velocity_scale=0.0)
-    still = JointLimits.from_config(config, NAMES, np.full(2, -1.0), np.full(2, 1.0), np.array([1.0, math.inf]))
+    ranges = np.full(2, -1.0), np.full(2, 1.0), np.array([1.0, math.inf])
+    still = JointLimits.from_config(config, NAMES, *ranges, TURNING)
     found, violations = limit_joints(np.array([0.5, 0.5]), ZERO, ZERO, ZERO, 0.1, still)
     np.testing.assert_array_equal(found, ZERO)
     assert Reason.LIMIT_VELOCITY in reasons(violations)
@@ -94,10 +106,16 @@ def test_no_velocity_allowed_means_no_motion() -> None:
 
 def test_the_margin_narrows_the_range_and_must_leave_some() -> None:
     low, high = np.array([-1.0, 0.0]), np.array([1.0, 0.04])
-    inner = JointLimits.from_config(LimitsConfig(joint_margin=0.01), NAMES, low, high, np.ones(2))
+    inner = JointLimits.from_config(LimitsConfig(joint_margin=0.01), NAMES, low, high, np.ones(2), TURNING)
     np.testing.assert_allclose([inner.low, inner.high], [[-0.99, 0.01], [0.99, 0.03]])
     with pytest.raises(ConfigError, match=r"limits.joint_margin: 0.1 leaves joint 'b' no room between 0 and 0.04"):
-        JointLimits.from_config(LimitsConfig(joint_margin=0.1), NAMES, low, high, np.ones(2))
+        JointLimits.from_config(LimitsConfig(joint_margin=0.1), NAMES, low, high, np.ones(2), TURNING)
+
+
+def test_a_prismatic_joint_may_be_as_far_ahead_as_its_own_option_says() -> None:
+    ranges = np.full(2, -1.0), np.full(2, 1.0), np.ones(2)
+    found = JointLimits.from_config(LimitsConfig(), NAMES, *ranges, np.array([False, True]))
+    np.testing.assert_allclose(found.lead, [0.5, 0.15])
 
 
 positions = st.floats(-2.0, 2.0)
@@ -114,6 +132,7 @@ anything = st.floats(-1e300, 1e300)
     velocity=st.floats(0.0, 10.0) | st.just(math.inf),
     acceleration=st.floats(0.01, 100.0) | st.just(math.inf),
     step=st.floats(0.0, 3.0) | st.just(math.inf),
+    lead=st.floats(0.01, 3.0) | st.just(math.inf),
 )
 def test_every_limit_holds_for_any_target(
     target: tuple[float, float],
@@ -124,16 +143,18 @@ def test_every_limit_holds_for_any_target(
     velocity: float,
     acceleration: float,
     step: float,
+    lead: float,
 ) -> None:
-    allowed = limits(velocity=velocity, acceleration=acceleration, step=step)
-    here, start = np.array(measured), np.clip(origin, np.array(measured) - step, np.array(measured) + step)
-    found, _ = limit_joints(np.array(target), here, np.array(origin), np.array(last), dt, allowed)
+    allowed = limits(velocity=velocity, acceleration=acceleration, step=step, lead=lead)
+    here, start = np.array(measured), np.clip(origin, np.array(measured) - lead, np.array(measured) + lead)
+    found, _ = limit_joints(np.array(target), here, start, np.array(last), dt, allowed)
     slack = 1e-6
     assert np.isfinite(found).all()
     assert np.all(found >= -2.0 - slack)
     assert np.all(found <= 2.0 + slack)
     assert np.all(np.abs(found - start) <= velocity * dt + slack)
-    assert np.all(np.abs(found - here) <= step + slack)
+    assert np.all(np.abs(found - start) <= step + slack)
+    assert np.all(np.abs(found - here) <= lead + slack)
 
 
 @given(st.tuples(anything, anything, anything), st.floats(0.0, 10.0))

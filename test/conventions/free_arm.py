@@ -18,6 +18,8 @@ WIDE = {
     "limits.max_translation_step": 1.0,
     "limits.max_rotation_step": 3.2,
     "limits.max_joint_step": 3.2,
+    "limits.following_error": 6.4,
+    "limits.following_error_prismatic": 10.0,
 }
 GANTRY = (
     ("prismatic", "1 0 0"),

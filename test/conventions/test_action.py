@@ -22,6 +22,7 @@ from test.conventions.golden import libero as libero_trajectories
 from vla_ros.config import Config
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.inputs import Snapshot
+from vla_ros.control.reasons import Refused
 from vla_ros.control.robot import RobotController
 from vla_ros.errors import ConfigError
 from vla_ros.kinematics.rotations import (
@@ -93,7 +94,9 @@ def test_droid_joint_targets_start_at_the_measured_joints(seven: str) -> None:
     )
     control = controller(config)
     for row in range(len(found["action"])):
-        positions = sent(control, found["action"][row], measured(found["joints"][row]), DROID_DT)
+        joints = measured(found["joints"][row])
+        control.assume(joints)  # the published robot does not limit what leads from one row to the next
+        positions = sent(control, found["action"][row], joints, DROID_DT)
         np.testing.assert_allclose(positions[:7], found["joint_target"][row], atol=1e-9)
         np.testing.assert_allclose(positions[7], np.clip(found["gripper_target"][row], 0, 1), atol=1e-9)
 
@@ -120,6 +123,7 @@ def client(
         if schedule.wants_chunk:
             inputs = Snapshot(instruction="go", joints=state, arms={"arm": state})
             schedule.load(infer(source, pipeline, [FRAME] * images, inputs).chunk)
+        control.assume(state)
         result = control.make_step(schedule.next(), state, dt)
         assert result.refused is None
         [command] = result.commands
@@ -184,6 +188,7 @@ def test_droids_cartesian_velocities(gantry: str) -> None:
     """With the published scales, the clip "together" is that of the robot's own code."""
     found = entry("cartesian_velocity.droid")
     scales = {"control__translation_scale": 0.075, "control__rotation_scale": 0.15, "control__clip": "together"}
+    scales["control__delta_from"] = "measured"
     control = controller(options(gantry, "", **{"features__action": ["arm.tip_delta", "arm.gripper"]}, **scales))
     where = kinematics(options(gantry, ""))
     for velocity, delta in zip(found["velocity"], found["delta"], strict=True):
@@ -243,10 +248,14 @@ def test_after_a_hold_or_a_reset_a_target_restarts_at_the_measured_position(gant
 
 
 def test_a_target_never_leads_the_measured_arm_by_more_than_the_limit(gantry: str) -> None:
-    control = controller(options(gantry, "bridge", limits__max_joint_step=0.05))
-    here = measured(np.zeros(8))
-    found = [sent(control, [0.02, 0, 0, 0, 0, 0, 1.0], here, 0.2)[0] for _ in range(6)]
-    np.testing.assert_allclose(found, [0.02, 0.04, 0.05, 0.05, 0.05, 0.05], atol=2e-5)
+    control = controller(options(gantry, "bridge", limits__following_error_prismatic=0.05))
+    here, step = measured(np.zeros(8)), [0.02, 0, 0, 0, 0, 0, 1.0]
+    found = [sent(control, step, here, 0.2)[0] for _ in range(3)]
+    np.testing.assert_allclose(found, [0.02, 0.04, 0.05], atol=2e-5)
+    with pytest.raises(
+        Refused, match=r"joint \'j1\' is at 0 and was commanded to be at 0\.05: 0\.05 apart, allowed 0\.05"
+    ):
+        sent(control, step, here, 0.2)
 
 
 def test_widowxs_fingers(gantry: str) -> None:
@@ -280,6 +289,7 @@ def test_goals_of_libero(gantry: str) -> None:
         elif not row or np.allclose(found["goal_orientation"][row - 1], kept):
             continue  # the goal from before the first action is not known here
         compared += 1
+        control.assume(measured(joints))
         positions = sent(control, [*action, 0.0], measured(joints), 0.05)
         pose = where.forward(positions[:8])
         np.testing.assert_allclose(pose.position, found["goal_position"][row], atol=2e-5)

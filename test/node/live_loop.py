@@ -44,7 +44,7 @@ class TimedPolicy(Policy):
 class LiveLoop(SimulatedNode):
     """An armed node without a graph. Its driver is there; frames and joint states come when a test says so.
 
-    The arm stays at ``positions``, or ``follows`` every command at once.
+    The arm stays at ``positions``, however far commands lead it, or ``follows`` every command at once.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class LiveLoop(SimulatedNode):
     ) -> None:
         values = {name.replace("__", "."): value for name, value in options.items()}
         fixed = {"robot.urdf": "demo", "policy.instruction": "go", "timeouts.inference": 1.0}
+        fixed["limits.following_error"] = 6.4
         config = build({"control.rate_hz": 10.0} | fixed | values)
         self.policy = policy or TimedPolicy()
         timed = ((EPOCH + round(at * 1e9), partial(action, self)) for at, action in events)

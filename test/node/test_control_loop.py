@@ -192,6 +192,41 @@ def test_options_that_change_during_an_inference_apply_to_its_command() -> None:
     assert moved[1] < 0.5 * moved[0]
 
 
+class Straight(TimedPolicy):
+    """Moves 40 mm along x at each step."""
+
+    def infer(self, session: Any, observation: Observation) -> ActionChunk:
+        chunk = super().infer(session, observation)
+        chunk.actions[:, 0] = 0.04
+        return chunk
+
+
+@pytest.mark.parametrize("before", [0.01, 0.05, 0.09])
+@pytest.mark.parametrize("between", [0.0, 50.0])
+def test_limits_that_change_while_a_plan_is_executed_apply_to_its_next_step(before: float, between: float) -> None:
+    live = LiveLoop(
+        Straight(horizon=16),
+        every(1 / 30, 400),
+        control__rate_hz=5.0,
+        control__schedule="sync",
+        control__command_rate_hz=between,
+    )
+    live.follows = True
+    live.run(0.9)
+    steps = [at for at, _ in live.sent] if not between else live.made
+    due = steps[-1] + 0.2 - live.clock.steady()
+    tightened = build({"limits.max_translation_step": 0.005}, live.options.current)
+    live.clock.after(max(0.001, due - before), lambda: setattr(live.options, "current", tightened))
+    live.run(due - 1e-3)
+    assert live.options.current is tightened
+    begun = len(live.sent)
+    live.run(0.19)
+    tip = live.pipeline.controller.kinematics["arm"].forward
+    places = [tip(command.positions[:7]).position for _, command in live.sent[begun - 1 :]]
+    assert len(places) > 1
+    assert np.linalg.norm(places[-1] - places[0]) <= 0.0052
+
+
 def test_another_rate_applies_to_the_next_step() -> None:
     live = LiveLoop(events=every(0.02, 100))
     live.run(1.0)

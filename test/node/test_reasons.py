@@ -6,7 +6,9 @@ process are what the other tests are about.
 
 import itertools
 import math
+import re
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 
 from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
+from vla_ros.control.reasons import Reason
 from vla_ros.control.safety import State
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.policies import Policy, Session
@@ -160,6 +163,22 @@ def test_a_missing_or_stale_state_topic_holds(robot, inside: Inside) -> None:
     robot.until(lambda: node.safety.state is State.ARMED, with_force)
     robot.until(lambda: "topic.force: number 0 is nan" in why(), lambda: with_force(newtons=math.nan))
     robot.until(lambda: node.safety.state is State.ARMED, with_force)
+
+
+@pytest.mark.causes("following_error")
+def test_an_arm_that_does_not_follow_is_held_until_it_keeps_its_position(robot, inside: Inside) -> None:
+    """The robot's positions stay as they are: the driver is there, and moves nothing."""
+    node = inside("limits.following_error:=0.03", policy=Constant())
+    robot.until(lambda: "following_error" in node.safety.status.holds, robot.send_frame)
+    detail = node.safety.status.holds[Reason.FOLLOWING_ERROR]
+    found = re.search(r"is at (\S+) and was commanded to be at (\S+): (\S+) apart, allowed 0.03", detail)
+    assert found, detail
+    at, commanded, apart = map(float, found.groups())
+    assert abs(commanded - at) == pytest.approx(apart, abs=1e-3)
+    robot.until(lambda: bool(robot.commands) and np.allclose(robot.command_positions()[:7], robot.positions))
+    began = time.monotonic()
+    robot.until(lambda: node.safety.state is State.ARMED, robot.send_frame)
+    assert time.monotonic() - began > 0.7, "it must have kept its position for a second"
 
 
 @pytest.mark.causes("camera_skew")

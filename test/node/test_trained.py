@@ -72,6 +72,23 @@ LIMITS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), "added to the commanded pose\n"),
+        (("control.delta_from:=measured",), "added to the measured pose, so an arm that sags sinks by its sag"),
+        (("control.output:=twist_stamped", "topics.gripper:=/g"), "added to the measured pose\n"),
+    ],
+    ids=["default", "measured", "velocity"],
+)
+def test_where_a_delta_starts_and_what_that_means_for_an_arm_that_sags(
+    options: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[Any]
+) -> None:
+    action = "features.action:=[arm.tip_delta, arm.gripper]"
+    shown = dry_run(capsys, *DEMO, HALF, WS, action, *options)
+    assert expected in shown
+
+
 @pytest.mark.parametrize(("options", "expected"), LIMITS, ids=[options[0] for options, _ in LIMITS])
 def test_limits_that_shorten_what_was_trained_are_named(
     options: tuple[str, ...], expected: list[str], capsys: pytest.CaptureFixture[Any]

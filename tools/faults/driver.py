@@ -11,6 +11,7 @@ import contextlib
 import heapq
 import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -35,6 +36,7 @@ from vla_ros.errors import VlaRosError
 from vla_ros.graph import open_graph
 from vla_ros.graph.node import Graph
 from vla_ros.graph.origin import Origin
+from vla_ros.types import FloatArray
 from vla_ros.vision.messages import encode_image, with_stamp
 
 ARM = tuple(f"joint_{number}" for number in range(1, 8))
@@ -52,6 +54,7 @@ _ELSEWHERE = 0.13  # rad
 _COMMANDS = {"command": "/arm/joint_command", "gripper": "/gripper/command"}
 _ARM_SPEED = 2.0  # rad/s
 _FINGER_SPEED = 0.2  # m/s
+_SAG, _LAG, _STICK = 0.05, 0.15, 0.02  # rad, s, rad
 _IMAGES = 16
 _DRIVER_TIMEOUT = 1.0  # s; after this time the driver ends a velocity, whatever the node does
 
@@ -109,6 +112,7 @@ class Robot:
         self._positions = np.array(HOME)
         self._wanted = np.array(HOME)
         self._velocity, self._moves_until = np.zeros(len(HOME)), 0.0
+        self._arm_fault = ""  # sags, lags, sticks or blocked
         self._push = 0.0  # rad by which somebody still turns the first joint
         self._offset = 0  # ns by which the ROS clock is ahead of the system clock
         self._slow, self._deaf, self._delay = 0.0, False, 0.0
@@ -202,6 +206,8 @@ class Robot:
                 self._ends["tree"].run(prompt)
             case {"do": "push", "by": by}:  # towards the middle of the joint's range
                 self._push = -by if self._positions[0] > 0 else by
+            case {"do": "arm", "kind": kind}:
+                self._arm_fault = kind
             case {"do": "deaf", "on": on}:
                 self._deaf = on
             case {"do": "heartbeat", "on": on}:
@@ -313,6 +319,7 @@ class Robot:
             moves = time.monotonic() < self._moves_until
             self._wanted = self._positions + moves * self._velocity / JOINT_RATE
         step, arm = self._wanted - self._positions, slice(len(ARM))
+        step[arm] = self._follows(step[arm])
         step[arm] /= max(1.0, float(np.max(np.abs(step[arm]) / speed[arm])))  # straight, as drivers move
         self._positions = self._positions + np.clip(step, -speed, speed)
         if self._push:
@@ -325,6 +332,19 @@ class Robot:
             names, positions = spoil_joints(self._content, names, positions, random.Random(self._which))
             self._content = "" if self._content == "zero" else self._content  # a single message
         self._send_later(self._joints.push(joint_state(names, positions, self._now() & ~1)), "joints", "joints")
+
+    def _follows(self, step: FloatArray) -> FloatArray:
+        """Return how far the arm moves on its way ``step`` [7] to its command until the next joint state."""
+        match self._arm_fault:
+            case "sags":
+                return step - _SAG
+            case "lags":
+                return step * (1 - math.exp(-1 / (JOINT_RATE * _LAG)))
+            case "sticks":
+                return np.where(np.abs(step) > _STICK, step, 0.0)
+            case "blocked":
+                return np.zeros(len(ARM))
+        return step
 
     def _send_person(self) -> None:
         assert self._person is not None

@@ -100,11 +100,13 @@ class Judge:
         self._simulated = simulated
         self._pieces = pieces
         self._person = person
+        self._reads_late = person or lag > 0
         self._suspensions = suspensions
         self._resumed = [resumed for _, resumed in suspensions]
         self.interrupted: list[float] = []
         self._held: set[int] = set()  # stamps of joint states
-        self._before = (-math.inf, np.full(len(ARM), np.nan))  # time and positions of the last motion
+        self._before = (-math.inf, np.full(len(ARM), np.nan))  # time and positions of the last command
+        self._last_hold = np.full(len(ARM), np.nan)
         margin = config.limits.joint_margin
         self._low, self._high = kinematics.position_low + margin, kinematics.position_high - margin
         # Seconds for which a joint state may have been the newest that the node knew.
@@ -337,19 +339,22 @@ class Judge:
         allowed = timeouts.frame_age + timeouts.inference + self._steps * self._period + self._slack
         if age > allowed:
             yield Violation("age", command.time, f"frame {age:.3f} s old, allowed {allowed:.3f} s")
-        # The command is based on one of the newest joint states; only the node knows which.
+        # The command is near one of the newest joint states; only the node knows which.
         wanted, complaint = _arm(command), f"blind: no usable joint state for {self._window:.3g} s"
         late = [record for record in known if record.time >= command.time - self._window]
         candidates = [self._nearest(wanted, late)] if self._pieces else [_arm(record) for record in reversed(late)]
         (at, before), self._before = self._before, (command.time, wanted)
-        # A person's step, and a deceleration, begin at the last command, which may be ahead of the arm. A robot
-        # that reads late loses commands between two.
-        steps = 1 + (command.time - at) / self._period
-        reach = self._limits.max_joint_step + _ROUNDING
-        is_near = any(np.all(np.abs(wanted - each) <= reach) for each in candidates)
-        if self._person and is_near and not self._step(before, wanted, steps):
+        # A step begins at the last command, or at the measured position if there is none. A robot that reads late
+        # loses commands between two.
+        steps = (command.time - at) / self._period
+        steps = 1 + steps if self._reads_late else max(1.0, round(min(steps, 1e6)))
+        reach = self._limits.following_error + _ROUNDING
+        near = [each for each in candidates if np.all(np.abs(wanted - each) <= reach)]
+        if near and not np.isnan(before).any() and not self._step(before, wanted, steps):
             return
-        for measured in candidates:
+        if candidates and not near:
+            complaint = f"following: further than {self._limits.following_error:g} rad from every joint state"
+        for measured in near:
             if np.isnan(measured).any():
                 continue
             wrong = self._step(measured, wanted)
@@ -370,8 +375,8 @@ class Judge:
         if np.any(step > reach + _ROUNDING):
             worst = int((step - reach).argmax())
             return f"velocity: {ARM[worst]} would move {step[worst]:.4g} rad in {self._period:.4g} s"
-        if np.any(step > limits.max_joint_step + _ROUNDING):
-            return f"jump: {step.max():.4g} rad from the measured position, allowed {limits.max_joint_step:g}"
+        if np.any(step > steps * limits.max_joint_step + _ROUNDING):
+            return f"jump: a step of {step.max():.4g} rad, allowed {limits.max_joint_step:g}"
         if self._pieces:  # only the node knows where the tip was
             return ""
         begin, end = self._arm.forward(measured), self._arm.forward(wanted)
@@ -406,7 +411,10 @@ class Judge:
             begin = min(measured.time, command.time - self._window)
             there = self._nearest(held, [record for record in known if record.time >= begin])
         off = float(np.abs(held - there).max())
-        if off > _SAG + _ROUNDING:
+        # An arm that has only sagged from where it was held before is held there again.
+        again = np.allclose(held, self._last_hold, atol=_ROUNDING)
+        self._before, self._last_hold = (command.time, held), held
+        if off > _SAG + again * 0.2 * self._limits.following_error + _ROUNDING:
             yield Violation("hold", command.time, f"{off:.4g} rad from the position measured at its stamp")
         told = command.time - command.delay
         since = told - self._window - self._memory

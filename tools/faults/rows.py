@@ -387,6 +387,20 @@ ROWS: tuple[Row, ...] = (
         **{**ACTION, "options": {**ACTION["options"], "timeouts.gripper": "30.0"}},
     ),
     Row("gripper action server missing", _HOLDS, ("driver_missing",), absent="hand", **ACTION),
+    *(
+        _switched(f"arm {kind}", _GOES_ON, (), "arm", {"kind": kind}, {"kind": ""}, lasts=(0.6, 1.5))
+        for kind in ("sags", "lags", "sticks")
+    ),
+    _switched(
+        "arm blocked",
+        _GOES_ON,
+        ("following_error",),
+        "arm",
+        {"kind": "blocked"},
+        {"kind": ""},
+        until=True,
+        options={"limits.following_error": "0.1"},
+    ),
     _switched("controller deactivated", _GOES_ON, (), "deaf", {"on": True}, {"on": False}, lasts=(0.6, 1.0)),
     _operator("gripper action, operator stops", **ACTION),
     _switched(

@@ -130,7 +130,9 @@ class ControlConfig:
         False, "true: an arm that must hold does not stop the others. false: all arms hold together", live=True
     )
     delta_from: str = option(
-        "measured",
-        "Position to which a delta is added: the measured or the last commanded one (Bridge)",
+        "commanded",
+        "Position to which a delta is added: the last commanded one (after a hold, the measured one), or always "
+        "the measured one (LIBERO, DROID), with which an arm that sags sinks. A velocity output always starts at "
+        "the measured one",
         choices=("measured", "commanded"),
     )

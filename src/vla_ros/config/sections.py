@@ -222,7 +222,24 @@ class LimitsConfig:
     max_translation_step: float = option(0.05, "Largest translation of the tip per step", "m", 0, 1, live=True)
     max_rotation_step: float = option(0.3, "Largest rotation of the tip per step", "rad", 0, 3.2, live=True)
     max_joint_step: float = option(
-        0.2, "Maximum distance of a commanded joint position from the measured one", "rad or m", 0, 3.2, live=True
+        0.2,
+        "Largest step of a joint from the last command, or from the measured position if there is none (after a "
+        "hold) and for velocities",
+        "rad or m",
+        0,
+        3.2,
+        live=True,
+    )
+    following_error: float = option(
+        0.5,
+        "Largest distance of a commanded position from the measured one; an arm that is further away is held",
+        "rad",
+        0.01,
+        6.4,
+        live=True,
+    )
+    following_error_prismatic: float = option(
+        0.15, "The same for prismatic joints of the URDF", "m", 0.001, 10, live=True
     )
     velocity_scale: float = option(
         1.0, "Share of the URDF's joint velocity limits that may be used", low=0, high=1, live=True

@@ -1,25 +1,26 @@
 """Turns an action into the command of one arm: motion, kinematics, limits, gripper.
 
-- Deltas are relative to the *measured* position at the frame's stamp if it is known, otherwise to the newest
-  measured position, so that an arm that lags accumulates no error. With ``control.delta_from: commanded``, deltas
-  are relative to the last command, for arms that sag or stick; a velocity always starts at the measured position.
-- Limits are always relative to the newest measured position.
+- Positions begin at the last command, and at the measured position after a hold: an arm that sags or lags is never
+  where it was commanded to be, and would sink by that distance (:mod:`vla_ros.control.following`) at each step.
+- Velocities begin at the measured position, and so do deltas with ``control.delta_from: measured``.
 """
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
 
 from vla_ros.config import VELOCITY_OUTPUTS, Config
 from vla_ros.contract.components import Component
-from vla_ros.control.command import Command, lifetime
+from vla_ros.control.command import Command
 from vla_ros.control.envelope import Envelope, limit_pose, twist_between
+from vla_ros.control.following import Following
 from vla_ros.control.gripper import Gripper, fastest
-from vla_ros.control.limits import JointLimits, Violation, slower
-from vla_ros.control.measured import MeasuredArm, held_fingers, held_position, joint_speeds, position_of
+from vla_ros.control.limits import Violation, slower
+from vla_ros.control.measured import MeasuredArm, held_fingers, joint_speeds, position_of
 from vla_ros.control.motion import JointMotion, TipMotion, check_fit, make_motion
 from vla_ros.control.reasons import Refused
 from vla_ros.errors import ConfigError
@@ -88,27 +89,14 @@ class ArmController:
     def configure(self, config: Config) -> None:
         """Apply changed options, and keep the last command."""
         arm = next(each for each in config.arms if each.name == self.name)
-        kinematics, wide = self._kinematics, np.full(len(self.joint_names), math.inf)
-        self.joint_speeds = joint_speeds(arm, self.joint_names, kinematics)
-        limits = JointLimits.from_config(
-            arm.limits,
-            self.joint_names,
-            kinematics.position_low if kinematics else -wide,
-            kinematics.position_high if kinematics else wide,
-            np.array([*self.joint_speeds.values()]),
-        )
+        self.joint_speeds = joint_speeds(arm, self.joint_names, self._kinematics)
         self._gripper.config = arm.gripper
-        self._gripper.fastest = fastest(arm, kinematics)
+        self._gripper.fastest = fastest(arm, self._kinematics)
         self._arm, self._control = arm, config.control
         self._sends_velocities = arm.output in VELOCITY_OUTPUTS
         self._sends_joint_velocities = self._sends_velocities and arm.output != "twist_stamped"
-        self._envelope = Envelope(
-            limits,
-            arm.limits,
-            kinematics,
-            lifetime(config) if self._sends_velocities else 0.0,
-            straight=not self._sends_joint_velocities,
-        )
+        self._from_measured = self._sends_velocities or config.control.delta_from == "measured"
+        self._envelope = Envelope.from_config(config, arm, self.joint_names, self._kinematics)
         self._posture = np.array(arm.robot.home) if arm.robot.home else None
         used = arm.gripper.mode != "none" and self._gripper_column is not None
         self._finger_names = arm.robot.gripper_joint_names if used else ()
@@ -132,29 +120,39 @@ class ArmController:
     def reset(self) -> None:
         """Forget previous commands, but keep the counters."""
         self._gripper.reset()
-        self._last: FloatArray | None = None
-        self._last_velocity: FloatArray = np.zeros(len(self.joint_names))
-        self._held: FloatArray | None = None  # position that the arm holds
-        self._made: Command | None = None  # a command that has not been sent yet
-        self._goal: Command | None = None  # command of the last action
-        self._speed: FloatArray = self._last_velocity  # velocity between the last two commands
+        self.restart()
         # Positions [N] that were commanded for the motion's last pose.
         self._posed = np.full(len(self.joint_names), math.nan)
+
+    def restart(self) -> None:
+        """Begin the next command at rest, at the measured position; keep the grip and the counters."""
+        self._following = Following(self.joint_names)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Forget the last command of the arm, which is at rest."""
+        self._last: FloatArray | None = None
+        self._made: Command | None = None  # a command that has not been sent yet
+        self._goal: Command | None = None  # command of the last action
+        self._speed: FloatArray = np.zeros(len(self.joint_names))  # with which commands moved the arm
         self._motion.reset()
+
+    def assume(self, joints: JointState | None) -> None:
+        """Take the measured positions for the last command if there is one; raises Refused."""
+        if self._last is not None:
+            self._last = self._measured.positions(joints)
 
     def continue_from(self, other: "ArmController") -> None:
         """Continue after the last command of ``other``, a controller of the same arm for other actions."""
         self.reset()
-        for name in ("_last", "_last_velocity", "_speed", "_held", "_goal", "counters"):
+        for name in ("_last", "_speed", "_goal", "counters"):
             setattr(self, name, getattr(other, name))
+        self._following = copy(other._following)
         self._gripper.target = other._gripper.target
 
     def next_start(self, joints: JointState | None) -> tuple[FloatArray, float]:
         """Return where the next command starts, [N], and the gripper's opening in [0, 1]; raises Refused."""
-        positions = self._measured.positions(joints) if self.joint_names else np.zeros(0)
-        if self.joint_names and self._last is not None:
-            reach = self._envelope.joints.step
-            positions += np.clip(self._last - positions, -reach, reach)
+        positions = self._begin(joints)[1].copy() if self.joint_names else np.zeros(0)
         target = self._gripper.target
         finger = position_of(joints, self._finger_names[0]) if target is None and self._finger_names else target
         return positions, 1.0 if finger is None else self._gripper.share(finger)
@@ -187,21 +185,14 @@ class ArmController:
         numbers = np.minimum(np.maximum(action[self._motion_columns], -_FAR), _FAR)
         if self._kinematics is None and isinstance(self._motion, TipMotion):
             return self._twist_only(numbers, stamp, dt, self._fingers(action, joints, dt))
-        measured = self._measured.positions(joints)
-        self._measured.check(measured)
-        origin = measured
-        if self._last is not None and self._control.delta_from == "commanded" and not self._sends_velocities:
-            reach = self._envelope.joints.step
-            within = np.minimum(np.maximum(self._last, measured - reach), measured + reach)
-            origin = self._last if np.array_equal(within, self._last) else within
+        measured, origin = self._begin(joints)
         start = origin
-        is_delta = self._motion.quantity in ("tip_delta", "joint_delta")
-        if is_delta and origin is measured and reference is not None and reference is not joints:
-            start = self._measured.positions(reference)
+        if self._from_measured and self._motion.quantity in ("tip_delta", "joint_delta", "joint_velocity"):
+            at_frame = joints if reference is None or self._motion.quantity == "joint_velocity" else reference
+            start = self._measured.positions(at_frame)
+        self._following.begin_step(origin, measured, self._envelope, tip=self._from_measured)
         target = self._target(numbers, start, measured, dt)
-        positions, violations, wrong = self._envelope.limit(
-            target, measured, origin, origin, self._last_velocity, dt
-        )
+        positions, violations, wrong = self._envelope.limit(target, measured, origin, self._speed, dt)
         if wrong is not None and isinstance(self._motion, TipMotion):
             self.counters["tip_shortened"] += 1  # the policy's target was within the limits
         elif wrong is not None:
@@ -211,6 +202,18 @@ class ArmController:
             self._motion.shortened(self._kinematics.forward(positions))
         self._goal = self._command(positions, origin, self._fingers(action, joints, dt), stamp, dt)
         return self._goal
+
+    def _begin(self, joints: JointState | None) -> tuple[FloatArray, FloatArray]:
+        """Return the measured positions [N], and where a command begins, [N]; raises Refused."""
+        measured = self._measured.positions(joints)
+        self._measured.check(measured)
+        if self._sends_velocities:
+            return measured, measured
+        if self._following.is_lost:
+            self._rest()
+        origin = self._following.origin(measured) if self._last is None else self._last
+        self._following.check(measured, origin, self._envelope.joints.lead, joints.stamp if joints else 0)
+        return measured, origin
 
     @property
     def is_moving(self) -> bool:
@@ -229,22 +232,21 @@ class ArmController:
         goal = self._goal
         if goal is None:
             return None
-        measured = self._measured.positions(joints)
-        self._measured.check(measured)
-        origin = measured if self._last is None or self._sends_velocities else self._last
-        before, limits = self._speed, self._envelope.joints
+        measured, origin = self._begin(joints)
+        before, limits, envelope = self._speed, self._envelope.joints, self._envelope
         if remaining > 0:
             target = origin + (goal.arm_positions - origin) * min(1.0, dt / remaining)
         else:
             before = slower(before, limits.acceleration, elapsed - dt)
             target = origin + dt * slower(before, limits.acceleration, dt)
+            if not self._sends_velocities:  # not further than a step beyond the action
+                envelope = envelope.around(goal.arm_positions, self._following.step)
         self._motion.discard()
-        # Relative to the measured position or to the last command, as for an action. The action was within the
-        # limits: a command that deceleration or interpolation carries beyond them is shortened, and not counted.
-        begin, envelope = origin, self._envelope
-        if self._control.delta_from != "commanded":
-            begin, envelope = measured, envelope.around(measured, limits.velocity * goal.duration)
-        positions, _, _ = envelope.limit(target, measured, origin, begin, before, dt)
+        # The action was within the limits: what is carried beyond them is shortened, and not counted.
+        positions, _, _ = envelope.limit(target, measured, origin, before, dt)
+        if not self._sends_velocities:
+            ends = goal.arm_positions, origin
+            positions = self._following.give_way(positions, measured, *ends, self._envelope, dt)
         return self._command(positions, origin, goal.fingers, goal.stamp, dt)
 
     def _command(
@@ -286,10 +288,9 @@ class ArmController:
         """Record that the last command was sent; later commands start from it."""
         made, self._made = self._made, None
         if made is not None:
-            last = None if self._sends_velocities else self._last
-            self._speed = made.velocity if last is None else (made.arm_positions - last) / made.duration
-            self._last, self._last_velocity = made.arm_positions, made.velocity
-            self._held = None
+            self._last = made.arm_positions
+            self._speed = np.zeros(len(self.joint_names)) if self._following.gave_way else made.velocity
+            self._following.sent(made.arm_positions)
             if made is self._goal:
                 self._posed = made.arm_positions
             self._motion.sent()
@@ -299,23 +300,20 @@ class ArmController:
     def hold(self, joints: JointState | None) -> Command:
         """Return a command that holds the measured position (never zeros), or zero velocity.
 
-        The arm keeps the position at which the hold began, so that it does not sag further and further, until a
-        joint is more than 0.02 rad or m away from it (somebody moved the arm). Fingers keep their last command, so
-        that nothing is dropped. If the measurement is old, moving back to it takes as long as the velocity limits
-        require (``Command.duration``). The next command starts from rest.
+        The arm keeps the position at which the hold began until somebody moves it (:meth:`Following.hold`), so that
+        it does not sag further and further. Fingers keep their last command, so that nothing is dropped. If the
+        measurement is old, moving back to it takes as long as the velocity limits require (``Command.duration``).
 
         Raises:
             Refused: The joint state is stale or invalid, and the output is not a velocity.
         """
-        before, self._last = self._last, None
-        self._speed = self._last_velocity = np.zeros(len(self.joint_names))
-        self._made = self._goal = None
-        self._motion.reset()
+        before = self._last
+        self._rest()
         names: tuple[str, ...] = ()
         held, duration, speed = np.zeros(0), 0.0, self._envelope.joints.velocity
         if not self._sends_velocities:
             names = self.joint_names
-            held = self._held = held_position(self._held, self._measured.positions(joints))
+            held = self._following.hold(before, self._measured.positions(joints), self._envelope.joints.lead)
             if before is not None:
                 duration = float(np.max(np.abs(held - before)[speed > 0] / speed[speed > 0], initial=0.0))
         target = self._gripper.target

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vla_ros.config import LimitsConfig
+from vla_ros.config import VELOCITY_OUTPUTS, ArmConfig, Config, LimitsConfig
+from vla_ros.control.command import lifetime
 from vla_ros.control.limits import JointLimits, Violation, limit_box, limit_joints, limit_length, slower
 from vla_ros.control.reasons import Reason
 from vla_ros.kinematics.rotations import Pose, rotation_angle, rotation_vector, rotation_vector_matrix
@@ -27,12 +28,31 @@ class Envelope:
     lifetime: float  # seconds after which a velocity expires; 0 for position commands
     straight: bool = False  # a twist: until it expires, the tip moves straight on, not each joint
 
+    @classmethod
+    def from_config(
+        cls, config: Config, arm: ArmConfig, names: tuple[str, ...], kinematics: Kinematics | None
+    ) -> "Envelope":
+        """Return the limits of an arm with the joints ``names``; raises ConfigError if one has no range left."""
+        wide, moves_on = np.full(len(names), math.inf), arm.output in VELOCITY_OUTPUTS
+        ranges = (-wide, wide, wide, np.zeros(len(names), np.bool_))
+        if kinematics is not None:
+            ranges = (
+                kinematics.position_low,
+                kinematics.position_high,
+                kinematics.velocity_limits,
+                kinematics.prismatic,
+            )
+        joints = JointLimits.from_config(arm.limits, names, *ranges)
+        if moves_on:  # each command begins at the measured position
+            joints = replace(joints, lead=wide)
+        straight = arm.output not in VELOCITY_OUTPUTS or arm.output == "twist_stamped"
+        return cls(joints, arm.limits, kinematics, lifetime(config) if moves_on else 0.0, straight=straight)
+
     def limit(
         self,
         target: FloatArray,
         measured: FloatArray,
         origin: FloatArray,
-        tip_from: FloatArray,
         before: FloatArray,
         dt: float,
     ) -> tuple[FloatArray, list[Violation], Violation | None]:
@@ -43,9 +63,8 @@ class Envelope:
 
         Args:
             target: Wanted positions [N].
-            measured: Newest measured positions [N]; the largest joint step starts there.
+            measured: Newest measured positions [N], which the command leads by a bounded distance.
             origin: Positions at which the command starts, [N].
-            tip_from: Positions at which the step of the tip starts, [N].
             before: Velocity of the previous command, [N].
             dt: Seconds until the next command.
         """
@@ -66,7 +85,7 @@ class Envelope:
         if self.kinematics is None:
             return positions, violations, None
         positions, wrong = shorten_for_tip(
-            self.kinematics, origin, positions, self.tip, lasts, straight=self.straight, start=tip_from
+            self.kinematics, origin, positions, self.tip, lasts, straight=self.straight
         )
         return positions, violations, wrong
 
@@ -84,10 +103,20 @@ class Envelope:
         within, _ = shorten_for_tip(self.kinematics, origin, positions, tip, lasts, straight=self.straight)
         return within
 
-    def around(self, measured: FloatArray, reach: FloatArray) -> "Envelope":
-        """Return these limits, with each joint also within ``reach`` [N] of ``measured`` [N]."""
-        low, high = np.maximum(self.joints.low, measured - reach), np.minimum(self.joints.high, measured + reach)
+    def around(self, positions: FloatArray, step: float) -> "Envelope":
+        """Return these limits, with each joint also within a ``step`` of ``positions`` [N]."""
+        low, high = (
+            np.maximum(self.joints.low, positions - step),
+            np.minimum(self.joints.high, positions + step),
+        )
         return replace(self, joints=replace(self.joints, low=low, high=high))
+
+    def allows_tip(self, origin: FloatArray, positions: FloatArray) -> bool:
+        """Return True if the tip's limits allow a step from ``origin`` to ``positions`` [N]."""
+        if self.kinematics is None:
+            return True
+        ends = self.kinematics.forward(origin), self.kinematics.forward(positions)
+        return _excess(*ends, self.tip)[0] <= 1.0
 
 
 def limit_pose(wanted: Pose, start: Pose, limits: LimitsConfig) -> tuple[Pose, list[Violation]]:
@@ -126,17 +155,15 @@ def shorten_for_tip(
     lasts: float = 1.0,
     *,
     straight: bool = False,
-    start: FloatArray | None = None,
 ) -> tuple[FloatArray, Violation | None]:
     """Shorten the step from ``origin`` to ``positions`` until the tip is within its limits.
 
     Returns joint positions [N] and the violation of ``positions``, or None. The check is necessary because inverse
     kinematics and joint limits bend the path of the tip, and because a policy in joint space ignores the tip.
     ``lasts`` is the number of step durations after which a velocity expires; until then the tip stays in the box.
-    It moves ``straight`` on (a twist), or each joint moves on. The step of the tip starts at joint positions
-    ``start`` [N]; None means ``origin``.
+    It moves ``straight`` on (a twist), or each joint moves on.
     """
-    begin = kinematics.forward(origin if start is None else start)
+    begin = kinematics.forward(origin)
 
     def expiry(candidate: FloatArray) -> FloatArray:
         """Return the tip's position [3] when the velocity that leads to ``candidate`` expires."""

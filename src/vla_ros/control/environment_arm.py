@@ -69,6 +69,12 @@ class EnvironmentArm:
         self._last: FloatArray | None = None
         self._made: FloatArray | None = None
 
+    def restart(self) -> None:
+        """Do nothing: relative motions are the environment's."""
+
+    def assume(self, joints: JointState | None) -> None:
+        """Do nothing: no joint state is needed."""
+
     def check_joints(self, joints: JointState) -> None:
         """Accept any joint state: none is needed."""
 

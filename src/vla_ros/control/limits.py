@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vla_ros.config import LimitsConfig
 from vla_ros.control.reasons import Reason
@@ -36,13 +37,23 @@ class JointLimits:
     high: FloatArray  # float64 [N]
     velocity: FloatArray  # float64 [N], may be infinite
     acceleration: float  # largest change of velocity per second; infinite for no limit
-    step: float  # largest distance from the measured position
+    step: float  # largest step from where the command starts
+    lead: FloatArray  # float64 [N], largest distance from the measured position; may be infinite
 
     @classmethod
     def from_config(
-        cls, config: LimitsConfig, names: tuple[str, ...], low: FloatArray, high: FloatArray, velocity: FloatArray
+        cls,
+        config: LimitsConfig,
+        names: tuple[str, ...],
+        low: FloatArray,
+        high: FloatArray,
+        velocity: FloatArray,
+        prismatic: NDArray[np.bool_],
     ) -> "JointLimits":
-        """Narrow the URDF's limits by the options; raises ConfigError if a joint has no range left."""
+        """Narrow the URDF's limits by the options; raises ConfigError if a joint has no range left.
+
+        ``prismatic`` [N] says which joints move in metres.
+        """
         inner_low, inner_high = low + config.joint_margin, high - config.joint_margin
         for name, below, above in zip(names, inner_low, inner_high, strict=True):
             if not below <= above:
@@ -53,7 +64,8 @@ class JointLimits:
         acceleration = config.max_joint_acceleration or math.inf
         speed = velocity * config.velocity_scale if config.velocity_scale else np.zeros(len(names))
         speed = np.minimum(speed, config.max_joint_velocity or math.inf)
-        return cls(names, inner_low, inner_high, speed, acceleration, config.max_joint_step)
+        lead = np.where(prismatic, config.following_error_prismatic, config.following_error)
+        return cls(names, inner_low, inner_high, speed, acceleration, config.max_joint_step, lead)
 
 
 def limit_length(vector: FloatArray, limit: float) -> tuple[FloatArray, bool]:
@@ -91,15 +103,16 @@ def limit_joints(
 ) -> tuple[FloatArray, list[Violation]]:
     """Return joint positions [N] that may be sent, and the violations of ``target``.
 
-    The result is within ``velocity * dt`` of ``origin``, within ``step`` of ``measured``, and within the position
-    limits. If ``measured`` is outside the position limits (an elastic end stop, an encoder offset), the joint moves
-    back as far as the other limits allow. The velocity and step limits shorten the motion of all joints by the same
-    factor, so that the arm stays on its path. Acceleration is limited per joint; the other limits take precedence.
+    The result is within ``velocity * dt`` and ``step`` of ``origin``, within ``lead`` of ``measured``, and within
+    the position limits. If ``origin`` is outside the position limits (an elastic end stop, an encoder offset), the
+    joint moves back as far as the other limits allow. The velocity, step and lead limits shorten the motion of all
+    joints by the same factor, so that the arm stays on its path; the lead is no violation, because it does not
+    depend on the target alone. Acceleration is limited per joint; the other limits take precedence.
 
     Args:
         target: Wanted positions, finite, [N].
         measured: Newest measured positions, [N].
-        origin: Start of the step: ``measured``, or the last command; moved to within ``step`` of ``measured``.
+        origin: Start of the step: ``measured``, or the last command, within ``lead`` of ``measured``.
         last_velocity: Velocity of the last command, [N]; zeros after a hold.
         dt: Seconds until the next command.
         limits: The limits.
@@ -107,7 +120,7 @@ def limit_joints(
     violations: list[Violation] = []
     asked, here, farthest = target.tolist(), measured.tolist(), limits.step
     low, high, reach = limits.low.tolist(), limits.high.tolist(), (limits.velocity * dt).tolist()
-    start = [_clip(o, m - farthest, m + farthest) for o, m in zip(origin.tolist(), here, strict=True)]
+    start, lead = origin.tolist(), limits.lead.tolist()
 
     wanted = [_clip(a, below, above) for a, below, above in zip(asked, low, high, strict=True)]
     _note(violations, Reason.LIMIT_POSITION, limits, asked, wanted)
@@ -118,11 +131,14 @@ def limit_joints(
     _note(violations, Reason.LIMIT_VELOCITY, limits, wanted, slowed)
 
     step = [s - o for s, o in zip(slowed, start, strict=True)]
-    down = [m - farthest - o for m, o in zip(here, start, strict=True)]
-    up = [m + farthest - o for m, o in zip(here, start, strict=True)]
-    share = _share(step, down, up)
+    share = _share(step, [-farthest] * len(step), [farthest] * len(step))
     near = [o + share * s for o, s in zip(start, step, strict=True)]
     _note(violations, Reason.LIMIT_JUMP, limits, slowed, near)
+
+    down = [min(0.0, m - far - o) for m, far, o in zip(here, lead, start, strict=True)]
+    up = [max(0.0, m + far - o) for m, far, o in zip(here, lead, start, strict=True)]
+    share = _share([n - o for n, o in zip(near, start, strict=True)], down, up)
+    near = [o + share * (n - o) for o, n in zip(start, near, strict=True)]
 
     eased = near
     if math.isfinite(limits.acceleration):
@@ -134,8 +150,8 @@ def limit_joints(
         _note(violations, Reason.LIMIT_ACCELERATION, limits, near, eased)
 
     result = [
-        _clip(_clip(e, below, above), max(o - r, m - farthest), min(o + r, m + farthest))
-        for e, below, above, o, r, m in zip(eased, low, high, start, reach, here, strict=True)
+        _clip(_clip(e, below, above), max(o - min(r, farthest), m - far), min(o + min(r, farthest), m + far))
+        for e, below, above, o, r, m, far in zip(eased, low, high, start, reach, here, lead, strict=True)
     ]
     return np.array(result), violations
 

@@ -14,7 +14,8 @@ from vla_ros.types import FloatArray, IntArray, JointState
 _BELIEVABLE = 0.1  # rad or m; a measurement further outside the joint's limits is an error
 # Outputs whose drivers refuse a message that lacks a joint.
 _WHOLE = ("float64_multi_array", "joint_trajectory", "joint_group_command")
-_SAG = 0.02  # rad or m; an arm that is further from the held position was moved
+SAG = 0.02
+"""Rad or m; an arm that is further from the held position was moved, unless it is known to sag more."""
 
 
 def joint_speeds(arm: ArmConfig, names: Sequence[str], kinematics: Kinematics | None) -> dict[str, float]:
@@ -143,11 +144,6 @@ def position_of(joints: JointState | None, name: str) -> float | None:
     index = joints.names.index(name)
     position = float(joints.positions[index]) if index < len(joints.positions) else math.nan
     return position if math.isfinite(position) else None
-
-
-def held_position(before: FloatArray | None, measured: FloatArray) -> FloatArray:
-    """Return the position held ``before``, or ``measured`` if the arm is too far from it."""
-    return measured if before is None or np.any(np.abs(measured - before) > _SAG) else before
 
 
 def held_fingers(arm: ArmConfig, positions: Mapping[str, float | None]) -> dict[str, float]:

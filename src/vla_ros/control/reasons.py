@@ -78,6 +78,7 @@ class Reason(str, Enum):
     SUSPENDED = "suspended", Level.HOLD, "the process did not run, and there is no joint state from after that"
     DRIVER_MISSING = "driver_missing", Level.HOLD, "the command topic has no subscriber yet"
     NAME_CONTESTED = "name_contested", Level.HOLD, "another node has this node's name and serves ~/enable as well"
+    FOLLOWING_ERROR = "following_error", Level.HOLD, "the arm is too far from where it was commanded to be"
     COLLISION_SELF = "collision_self", Level.HOLD, "parts of the robot would come too near each other"
     COLLISION_SCENE = "collision_scene", Level.HOLD, "the robot would come too near an obstacle"
     SCENE_STALE = "scene_stale", Level.HOLD, "no new scene for collision.scene_timeout"
@@ -114,7 +115,7 @@ class Reason(str, Enum):
     LIMIT_ROTATION = "limit_rotation", Level.STOP, "a step beyond limits.max_rotation_step"
     LIMIT_WORKSPACE = "limit_workspace", Level.STOP, "a target outside the workspace box"
     LIMIT_POSITION = "limit_position", Level.STOP, "a target beyond a joint's limits"
-    LIMIT_JUMP = "limit_jump", Level.STOP, "a target further than limits.max_joint_step from the measured position"
+    LIMIT_JUMP = "limit_jump", Level.STOP, "a step of a joint beyond limits.max_joint_step"
     LIMIT_VELOCITY = "limit_velocity", Level.STOP, "a target beyond a joint's velocity limit"
     LIMIT_ACCELERATION = "limit_acceleration", Level.STOP, "a target beyond limits.max_joint_acceleration"
 

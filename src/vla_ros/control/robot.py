@@ -116,6 +116,18 @@ class RobotController:
             for arm in self.arms:
                 arm.reset()
 
+    def restart(self) -> None:
+        """Begin the next commands at rest, at the measured positions, because a person has armed the robot."""
+        with self._lock:
+            for arm in self.arms:
+                arm.restart()
+
+    def assume(self, joints: ArmJoints) -> None:
+        """Take the measured positions for the last commands: in a recording, others moved the arms there."""
+        with self._lock:
+            for arm in self.arms:
+                self._call(arm, arm.assume, of_arm(joints, arm.name))
+
     def continue_from(self, other: "RobotController") -> None:
         """Continue after the last commands of ``other``, which commanded the same arms with other actions."""
         with other._lock, self._lock:
@@ -125,7 +137,7 @@ class RobotController:
             self._known, self._used = dict(other._known), {}
 
     def next_start(self, joints: ArmJoints) -> dict[str, tuple[FloatArray, float]]:
-        """Return :meth:`ArmController.commanded` of each arm; raises Refused."""
+        """Return :meth:`ArmController.next_start` of each arm; raises Refused."""
         with self._lock:
             return {
                 arm.name: arm.next_start(of_arm(joints, arm.name))
@@ -157,7 +169,7 @@ class RobotController:
     ) -> StepResult:
         """Return the commands for a step of the schedule, or why there are none.
 
-        Limits are relative to ``joints``, the newest joint states; ``dt`` is the time until the next command in
+        ``joints`` are the newest joint states; ``dt`` is the time until the next command in
         seconds. ``reference`` has the joint states at the frame's stamp and is used for the first step of a chunk;
         None means ``joints``. ``inference``, made for this step, is added to the result. Call :meth:`sent`
         once the commands have been sent.

@@ -116,6 +116,7 @@ class ControlLoop:
         self._wait(min(self._step_due, self._interpolator.due) - self._clock.steady())
         if self._executor.ended:
             return LoopResult.WAITED
+        self._take_options()  # limits tightened meanwhile apply to the next command
         self._discard_void_plan()
         did = self._step() if self._step_due <= self._clock.steady() else LoopResult.WAITED
         if did is LoopResult.WAITED and self._interpolator.due <= self._clock.steady():
@@ -259,6 +260,7 @@ class ControlLoop:
 
     def _take_task(self) -> None:
         """If there is a new task, forget the plan and what the policy knows of the one before."""
+        self._executor.notice_arming()
         task = self._executor.newest_task
         if self._executor.task != task:
             if self._executor.task is not NO_TASK and self._executor.task.handovers != task.handovers:

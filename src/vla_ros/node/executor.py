@@ -54,6 +54,7 @@ class StepExecutor:
         self._joints_read, self._resumed = 0.0, -math.inf  # when read_joints() was called; Suspension.resumed then
         self._held: set[Reason] = set()  # until the next good step
         self._failed: tuple[Refused, Frame] | None = None  # the arm decelerates, then holds for this reason
+        self._armings = self._safety.armings  # count when commands last began at the measured positions
         self.task = NO_TASK
         self.ended = False
 
@@ -77,6 +78,12 @@ class StepExecutor:
         """Return True if motion is not allowed, or was interrupted since the last call."""
         before, self._interruptions = self._interruptions, self._safety.interruptions
         return before != self._interruptions or not self._safety.may_move
+
+    def notice_arming(self) -> None:
+        """Begin at the measured positions after an arming: while disarmed, somebody may have moved the arm."""
+        if self._armings != self._safety.armings:
+            self._armings = self._safety.armings
+            self._controller.restart()
 
     def read_joints(self) -> Mapping[str, JointState]:
         """Return each arm's newest joint state, unless it is stale or from before a suspension.

@@ -28,8 +28,8 @@ _FAILURES, _WITHIN = 3, 10.0  # so many writes that failed within so many second
 class CommandGate:
     """Lets commands through while :class:`Safety` and the watchdog allow motion. Thread-safe.
 
-    This class serves a simulated driver, which is always present. ``prepare`` builds the messages of all arms'
-    commands and returns a function that writes them.
+    This class serves a simulated driver, which is always present, and holds by itself. ``prepare`` builds the
+    messages of all arms' commands and returns a function that writes them.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class CommandGate:
         self.prepare = prepare
         self.controller = controller  # makes the hold commands; another one may be assigned within sending()
         self._failures: deque[float] = deque(maxlen=_FAILURES)  # when writes failed; steady clock, s
+        self._interruptions = self._safety.interruptions  # count at the last hold
 
     @contextmanager
     def open(self) -> Iterator[bool]:
@@ -94,6 +95,9 @@ class CommandGate:
         self._safety.clear(Reason.DRIVER_WRITE)
         self._context.watchdog.see_driver(1, now)
         self._safety.follow(self._context.watchdog.active(now))
+        if self._safety.interruptions != self._interruptions:
+            self._interruptions = self._safety.interruptions
+            self.controller.hold(self._context.inputs.fresh_joints(math.inf))
 
     def _hold_if_suspended(self) -> bool:
         """Hold while nothing may move after a suspension of the process; return True then."""
@@ -129,7 +133,6 @@ class DriverGate(CommandGate):
         super().__init__(context, outputs.prepare, controller)
         self._suspension = context.suspension
         self._outputs, self._watch, self._poll = outputs, watch, poll
-        self._interruptions = self._safety.interruptions  # count at the last hold
         self._due: frozenset[str] = frozenset()  # arms to which a hold is due
         self._measured = tuple(arm.name for arm in controller.arms if arm.joint_names)
         self._reopened = -math.inf  # when the process resumed from the last suspension that is over

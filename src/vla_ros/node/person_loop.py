@@ -82,6 +82,7 @@ class PersonLoop:
         self._schedule.reset()
         self._source.reset()
         self._seen = self._safety.interruptions
+        self._executor.notice_arming()
         with self._gate.sending():
             self._controller.continue_from(self._policy)
             self._gate.controller = self._controller
@@ -96,6 +97,7 @@ class PersonLoop:
         if now < self._start:
             return self._start
         executor.take_interruption()
+        executor.notice_arming()
         if self._seen != safety.interruptions or not safety.is_free:
             self._seen = safety.interruptions
             self._source.reset()

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from vla_ros.config import ArmConfig, ControlConfig
-from vla_ros.config.control import ENVIRONMENT
+from vla_ros.config.control import ENVIRONMENT, VELOCITY_OUTPUTS
 from vla_ros.contract.action import velocity_scale
 from vla_ros.contract.binding import Binding
 from vla_ros.contract.components import Component
@@ -70,7 +70,7 @@ def _unit(part: Component, arm: Arm, control: ControlConfig) -> Iterator[str]:
             "goal": ", as a goal of robosuite's controller",
             "motion": ", moved as robosuite's controller does",
         }
-        yield f"added to the {control.delta_from} pose{meaning.get(control.delta_form, '')}"
+        yield _added("pose", arm, control, meaning.get(control.delta_form, ""))
     elif part.quantity.startswith("tip_"):
         yield f"absolute, of {kinematics.tip_frame} in {kinematics.base_frame}" if kinematics else "absolute"
     elif part.quantity == "joint_velocity" and part.form == "1":
@@ -79,8 +79,8 @@ def _unit(part: Component, arm: Arm, control: ControlConfig) -> Iterator[str]:
         else:
             yield "1 is the velocity limit of each joint"
         yield from _clipped(control)
-        if arm.config.output != "joint_velocity":
-            yield "positions are added to the measured ones"
+        if arm.config.output not in VELOCITY_OUTPUTS:
+            yield _added("positions", arm, control)
     elif part.quantity == "gripper":
         ends = part.range or (gripper.closed_value, gripper.open_value)
         closed, opened = (gripper.closed_position, gripper.open_position) if part.form == "m" else ends
@@ -92,7 +92,15 @@ def _unit(part: Component, arm: Arm, control: ControlConfig) -> Iterator[str]:
     else:
         yield f"in {part.form or 'rad'}" + (" of each joint's range" if part.range else "")
         if part.quantity == "joint_delta":
-            yield f"added to the {control.delta_from} positions"
+            yield _added("positions", arm, control)
+
+
+def _added(what: str, arm: Arm, control: ControlConfig, meaning: str = "") -> str:
+    """Return to what a delta is added, and what that means for an arm that sags."""
+    if arm.config.output in VELOCITY_OUTPUTS:
+        return f"added to the measured {what}{meaning}"
+    sinks = ", so an arm that sags sinks by its sag at each step (control.delta_from: commanded does not)"
+    return f"added to the {control.delta_from} {what}{meaning}{sinks if control.delta_from == 'measured' else ''}"
 
 
 def _clipped(control: ControlConfig) -> Iterator[str]:

@@ -94,6 +94,7 @@ class LiveRun:
     def _accept(self, state: JointState) -> None:
         for arm in self._pipeline.controller.arms:
             self.node.states.accept(state, state.stamp, arm.name)
+        self._pipeline.controller.assume(state)
 
     def _set_state(self, key: str, state: JointState) -> None:
         self.node.inputs.set_state(key, state)

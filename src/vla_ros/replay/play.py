@@ -210,6 +210,7 @@ class Player:
         inputs = recording.inputs(now, self._instructions[-1])
         self._stops.motion(now, inputs.joints)
         reference = recording.joints.nearest_stamp(stamp, now, _NEAR_STAMP) if recording.joints and stamp else None
+        self._controller.assume(inputs.arms or inputs.joints)
         try:
             step = first_step(self._source, self._pipeline, frames, inputs, self._period, reference)
         except ImageError as error:

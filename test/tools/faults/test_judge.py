@@ -20,7 +20,7 @@ MS = 1_000_000
 NAMES = ARM + FINGERS
 CONFIG = load((), [f"{name}:={value}" for name, value in OPTIONS.items()])
 KINEMATICS = make_kinematics(CONFIG)["arm"]
-PERIOD = 1 / 30
+PERIOD = 0.1
 PERMISSIONS = [Permission(0.5, True)]
 
 
@@ -83,9 +83,9 @@ def test_no_motion_is_sent_after_the_node_has_said_that_it_stopped() -> None:
         ({"positions": HOME[:-1], "names": NAMES[:-1]}, "shape"),
         ({"names": NAMES[::-1]}, "shape"),
         ({"stamp": 12345}, "stamp"),
-        ({"positions": joint(3, 2.62)}, "position"),
-        ({"positions": joint(0, HOME[0] + 0.1)}, "velocity"),
-        ({"positions": joint(0, HOME[0] + 0.07)}, "translation"),
+        ({"positions": joint(3, 2.62)}, "following"),
+        ({"positions": joint(0, HOME[0] + 0.3)}, "velocity"),
+        ({"positions": joint(0, HOME[0] + 0.09)}, "translation"),
         ({"positions": joint(8, 0.05)}, "gripper"),
         ({"ros": at(1.92) + at(1.0)}, "age"),
     ],
@@ -114,7 +114,25 @@ def test_limits_are_relative_to_a_joint_state_that_the_node_may_know() -> None:
     ]
     assert found(records) == set()
     late = [*records[:-1], replace(records[-1], positions=joint(0, 1.0))]
-    assert found(late) == {"velocity"}
+    assert found(late) == {"following"}
+
+
+def test_a_position_beyond_a_limit_is_named() -> None:
+    config = load((), [f"{n}:={v}" for n, v in OPTIONS.items()] + ["limits.following_error:=6.0"])
+    violations = Judge(config, KINEMATICS, PERIOD).check(spoiled(positions=joint(3, 2.62)), PERMISSIONS)
+    assert {violation.name for violation in violations} == {"position"}
+
+
+def test_a_step_begins_at_the_last_command_and_may_lead_the_arm() -> None:
+    """The arm stays where it is, and 16 steps of 0.02 rad lead it by 0.32 rad."""
+    records = [record for record in good() if record.kind != "command"]
+    for index in range(16):
+        came, stamp = 1.02 + index / 20, at(1.0 + index // 2 / 10) | 1
+        records.append(Record("command", came, stamp, at(came), joint(0, HOME[0] + 0.02 * (index + 1)), NAMES))
+    assert found(records) == set()
+    config = load((), [f"{n}:={v}" for n, v in OPTIONS.items()] + ["limits.following_error:=0.3"])
+    judge = Judge(config, KINEMATICS, PERIOD)
+    assert {violation.name for violation in judge.check(records, PERMISSIONS)} == {"following"}
 
 
 def test_no_command_may_be_based_on_an_impossible_joint_state() -> None:
@@ -219,7 +237,7 @@ def test_merged_joint_states_still_limit_a_motion() -> None:
         records.append(record)
     assert found(records) == {"blind"}
     assert found(records, pieces=True) == set()
-    far = [*records[:-1], replace(records[-1], positions=joint(0, HOME[0] + 0.2))]
+    far = [*records[:-1], replace(records[-1], positions=joint(0, HOME[0] + 0.4))]
     assert found(far, pieces=True) == {"velocity"}
 
 
