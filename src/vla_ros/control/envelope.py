@@ -8,6 +8,7 @@ import numpy as np
 from vla_ros.config import VELOCITY_OUTPUTS, ArmConfig, Config, LimitsConfig
 from vla_ros.control.command import lifetime
 from vla_ros.control.limits import JointLimits, Violation, limit_box, limit_joints, limit_length, slower
+from vla_ros.control.measured import joint_speeds
 from vla_ros.control.reasons import Reason
 from vla_ros.kinematics.rotations import Pose, rotation_angle, rotation_vector, rotation_vector_matrix
 from vla_ros.kinematics.solver import Kinematics
@@ -34,14 +35,10 @@ class Envelope:
     ) -> "Envelope":
         """Return the limits of an arm with the joints ``names``; raises ConfigError if one has no range left."""
         wide, moves_on = np.full(len(names), math.inf), arm.output in VELOCITY_OUTPUTS
-        ranges = (-wide, wide, wide, np.zeros(len(names), np.bool_))
+        speeds = np.array([*joint_speeds(arm, names, kinematics).values()])
+        ranges = (-wide, wide, speeds, np.zeros(len(names), np.bool_))
         if kinematics is not None:
-            ranges = (
-                kinematics.position_low,
-                kinematics.position_high,
-                kinematics.velocity_limits,
-                kinematics.prismatic,
-            )
+            ranges = (kinematics.position_low, kinematics.position_high, speeds, kinematics.is_prismatic)
         joints = JointLimits.from_config(arm.limits, names, *ranges)
         if moves_on:  # each command begins at the measured position
             joints = replace(joints, lead=wide)
