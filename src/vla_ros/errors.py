@@ -7,6 +7,25 @@ from collections.abc import Iterable
 
 _LONGEST = 4000  # characters of a message
 
+EXTRAS = {
+    "av": "export",
+    "cyclonedds": "dds",
+    "mcap": "replay",
+    "msgpack": "serve",
+    "mujoco": "sim",
+    "prometheus_client": "metrics",
+    "pyarrow": "export",
+    "ray": "ray",
+    "rosbags": "replay",
+    "safetensors": "openvla",
+    "sentencepiece": "openvla",
+    "tokenizers": "openvla",
+    "torch": "openvla",
+    "websockets": "serve",
+    "zmq": "remote",
+}
+"""Optional libraries by their import names, and the extra of setup.py that installs each."""
+
 
 class VlaRosError(Exception):
     """Base of all errors that this package raises on purpose; the text is meant for users."""
@@ -31,6 +50,17 @@ class ImageError(VlaRosError):
 
 class MissingDependencyError(VlaRosError):
     """An optional library is not installed; the text names the extra or the system package."""
+
+
+def missing_library(error: ImportError) -> MissingDependencyError | None:
+    """Return the error for users if an optional library cannot be imported, or None if it is no such library."""
+    library = (error.name or "").partition(".")[0]
+    if library not in EXTRAS:
+        return None
+    return MissingDependencyError(
+        f"the library {library} cannot be imported ({error}); "
+        f"install it with: pip install 'vla_ros[{EXTRAS[library]}]'"
+    )
 
 
 class DeviceLostError(VlaRosError):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from vla_ros import __version__
-from vla_ros.errors import VlaRosError
+from vla_ros.errors import VlaRosError, missing_library
 from vla_ros.process import end_process, use_environment
 
 COMMANDS = {
@@ -47,10 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = _command(arguments[0], arguments[1:])
         return end_process(status) if argv is None else status
-    except (KeyboardInterrupt, VlaRosError) as error:
+    except (KeyboardInterrupt, VlaRosError, ImportError) as error:
         if isinstance(_first_cause(error), KeyboardInterrupt):
             return _fail(arguments[0], "interrupted", 130)
-        return _fail(arguments[0], error)
+        told = missing_library(error) if isinstance(error, ImportError) else error
+        if told is None:
+            raise
+        return _fail(arguments[0], told)
     except BrokenPipeError:  # `vla-ros config | head`
         sys.stderr.close()
         return 0
