@@ -184,7 +184,8 @@ class Kinematics:
         squares = jacobian @ turned
         squares[:, range(6), range(6)] += (dampings**2)[:, None]
         twist = self._turn.T @ twist
-        speed: FloatArray = (turned @ np.linalg.solve(squares, twist[:, None]))[..., 0]
+        # [D, N, 6] @ [D, 6, 1]; NumPy 1 takes [6, 1] for six vectors of one number
+        speed: FloatArray = (turned @ np.linalg.solve(squares, twist[None, :, None]))[..., 0]
         speed /= np.maximum(1.0, (np.abs(speed) / self.velocity_limits).max(axis=1, keepdims=True))
         return speed
 
