@@ -16,7 +16,7 @@ import signal
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -38,9 +38,6 @@ from vla_ros.eval.compare import compare_results
 from vla_ros.eval.protocols import published_score
 from vla_ros.eval.results import Log, Score, by_task, summary_of, to_json
 from vla_ros.report import page
-
-if TYPE_CHECKING:
-    from vla_ros.eval.suites import Suite
 
 _CONSOLE = Console(highlight=False)
 _WIDTH = 150  # columns of the summary if the output is no terminal
@@ -130,6 +127,7 @@ def _log_of(path: Path | None) -> Path | None:
 def _run_all(arguments: argparse.Namespace, log: Log) -> list[str]:
     # Here, so that --help and --compare need no msgpack.
     from vla_ros.eval.run import NothingToDoError, run_here, run_shards
+    from vla_ros.eval.suites import Suite
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=_CONSOLE, transient=True) as bar:
