@@ -85,5 +85,23 @@ def test_every_optional_library_has_an_extra_that_installs_it(described: dict[st
     distributions = packages_distributions()
     for library, extra in EXTRAS.items():
         listed = {re.split(r"[^\w-]", each)[0] for each in described["extras_require"][extra]}
-        names = {name.replace("_", "-") for name in (library, *distributions.get(library, ()))}
+        names = {name.replace("_", "-") for name in (library, f"py{library}", *distributions.get(library, ()))}
         assert listed & names, f"extra '{extra}' does not install {library}"
+
+
+def test_every_extra_that_is_asked_for_exists(described: dict[str, Any]) -> None:
+    """In pages, in the Dockerfile and in messages."""
+    root = CONFIG.parent
+    pages = [root / "README.md", root / "Dockerfile", root / "Makefile", *root.glob(".ci/*")]
+    asked = set[str]()
+    for path in (*pages, *root.glob("docs/**/*.md"), *(root / "src").rglob("*.py")):
+        for listed in re.findall(r"(?:vla_ros|['\" ]\.)\[([a-z, ]+)\]", path.read_text("utf-8")):
+            asked |= {extra.strip() for extra in listed.split(",")}
+    assert {"openvla", "replay", "sim", "serve"} <= asked
+    assert asked <= set(described["extras_require"])
+
+
+def test_package_xml_names_what_the_suite_needs() -> None:
+    root = ElementTree.parse(CONFIG.parent / "package.xml").getroot()
+    named = {depend.text for depend in root.iter("test_depend")}
+    assert {"python3-pytest", "python3-pytest-timeout", "python3-hypothesis"} <= named
