@@ -16,7 +16,7 @@ ENV VIRTUAL_ENV=/opt/vla
 RUN python3 -m venv --system-site-packages /opt/vla
 WORKDIR /workspace
 COPY . src/vla_ros
-RUN /opt/vla/bin/python -m pip install --no-cache-dir 'numpy<2' 'opencv-python-headless<4.12' './src/vla_ros[openvla,quant,sim,replay]' \
+RUN /opt/vla/bin/python -m pip install --no-cache-dir -c src/vla_ros/constraints-numpy1.txt './src/vla_ros[openvla,sim,replay]' \
     && /opt/vla/bin/python -m pip uninstall --yes vla_ros
 RUN . /opt/ros/jazzy/setup.sh && colcon build --packages-select vla_ros
 

@@ -1,25 +1,39 @@
 """Settings of the whole suite, and its behaviour under a Python without the required libraries.
 
 `colcon test` runs pytest with colcon's own Python, which may lack the libraries (Ubuntu's does). Then the Python of
-the active virtual environment takes over; without one, the suite is skipped with the reason.
+the active virtual environment takes over; without one, the run fails with the reason. Files and folders whose
+optional libraries are missing are skipped, and a run in which every test is skipped fails.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 import sys
+import types
+from functools import cache
 from pathlib import Path
 
 import pytest
 from _pytest.reports import CollectReport  # pytest.CollectReport from pytest 7 on
 
-NEEDED = ("numpy", "yaml", "rich", "PIL", "simplejpeg", "cv2", "pinocchio", "hypothesis", "pytest_timeout")
-MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+NEEDED = ("numpy", "yaml", "rich", "PIL", "simplejpeg", "cv2", "pinocchio")
 PYTEST = tuple(map(int, pytest.__version__.split(".")[:2]))
-if PYTEST < (8, 3):
-    MISSING.append("pytest 8.3")
+
+
+@cache
+def lacks(module: str) -> bool:
+    return importlib.util.find_spec(module) is None
+
+
+MISSING = [*filter(lacks, NEEDED), *(["pytest 7"] if PYTEST < (7, 0) else [])]
+IGNORED: dict[str, str] = {}  # folders that pytest 7 cannot skip, and why
+
+if PYTEST < (8, 3):  # makes up a package for each folder, or takes Python's own package `test`
+    folders = sys.modules["test"] = types.ModuleType("test")
+    folders.__path__ = [str(Path(__file__).parent)]
 
 
 def pytest_plugin_registered(manager: pytest.PytestPluginManager) -> None:
@@ -34,16 +48,18 @@ def pytest_plugin_registered(manager: pytest.PytestPluginManager) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    if "pytest_timeout" in MISSING:
+    if lacks("pytest_timeout"):
         parser.addini("timeout", "of pytest-timeout, which is not installed")
     if PYTEST < (7, 0):
         parser.addini("pythonpath", "of pytest 7")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if lacks("pytest_timeout"):
+        config.addinivalue_line("markers", "timeout: of pytest-timeout, which is not installed")
     if MISSING:
         config.args[:] = [__file__]  # nothing else could be imported
-    else:
+    elif not lacks("hypothesis"):
         load_profile()
     # Shells start background jobs with SIGINT ignored. Processes that tests start must not inherit this.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -61,11 +77,42 @@ def load_profile() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> CollectReport | None:
-    """Say why the suite is skipped."""
-    if not MISSING or not isinstance(collector, pytest.Module):
+    """Fail without the required libraries; skip a file that imports hypothesis where that is missing."""
+    if not isinstance(collector, pytest.Module):
         return None
-    reason = f"{sys.executable} has no {', '.join(MISSING)}; activate the environment that has them"
-    return CollectReport(collector.nodeid, "skipped", (__file__, 1, f"Skipped: {reason}"), [])
+    if MISSING:
+        reason = f"{sys.executable} has no {', '.join(MISSING)}; activate the environment that has them"
+        return CollectReport(collector.nodeid, "failed", reason, [])
+    if lacks("hypothesis") and re.search(r"^from hypothesis", collector.path.read_text("utf-8"), re.MULTILINE):
+        reason = "Skipped: the library hypothesis is not installed (extra 'dev')"
+        return CollectReport(collector.nodeid, "skipped", (str(collector.path), 1, reason), [])
+    return None
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out folders whose conftest.py skips: pytest 7 would skip the whole run."""
+    conftest = collection_path / "conftest.py"
+    if PYTEST >= (8, 0) or not conftest.exists():
+        return None
+    needed = re.findall(r'^pytest.importorskip\("(\w+)"', conftest.read_text("utf-8"), re.MULTILINE)
+    missing = [*filter(lacks, needed)]
+    if missing:
+        IGNORED[collection_path.name] = ", ".join(missing)
+    return bool(missing) or None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for folder, libraries in sorted(IGNORED.items()):
+        terminalreporter.write_line(f"not run: test/.../{folder}: {libraries} not installed")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run in which every test was skipped."""
+    reporter = session.config.pluginmanager.getplugin("terminalreporter")
+    skipped = reporter is not None and reporter.stats.get("skipped")
+    if session.exitstatus == 0 and skipped and not any(map(reporter.stats.get, ("passed", "xfailed"))):
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 ONE_BY_ONE = {

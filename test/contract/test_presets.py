@@ -147,6 +147,7 @@ def test_an_override_that_contradicts_a_preset_is_refused(
 
 
 def test_the_worked_example_of_the_documentation_binds(robot: Any, tmp_path: Path) -> None:
+    pytest.importorskip("msgpack", reason="the library msgpack is not installed (extra 'remote')")
     page = (Path(__file__).parents[2] / "docs" / "features.md").read_text()
     path = tmp_path / "example.yaml"
     path.write_text(page.split("```yaml\n")[1].split("```")[0])

@@ -1,3 +1,4 @@
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -30,9 +31,10 @@ COMMAND = Command(
 
 def rclpy_class(name: str) -> Any:
     package, _, kind = name.split("/")
-    module = pytest.importorskip(
-        f"{package}.msg", reason="needs a sourced ROS 2 installation", exc_type=ImportError
-    )
+    try:
+        module = importlib.import_module(f"{package}.msg")
+    except ImportError as error:  # also a ROS 2 of another Python
+        pytest.skip(f"needs a sourced ROS 2 installation: {error}")
     return getattr(module, kind)
 
 

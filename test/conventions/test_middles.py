@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytest.importorskip("msgpack", reason="the library msgpack is not installed (extra 'serve')")
+
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.policies.remote.spec import decode_spec, encode_spec
 from vla_ros.vision.processors import ResizeNaive

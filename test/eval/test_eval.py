@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -16,6 +17,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+pytest.importorskip("msgpack", reason="the library msgpack is not installed (extra 'serve')")
+
 from test.command import VLA_ROS, vla_ros
 from vla_ros.cli.main import main
 from vla_ros.config import build
@@ -29,6 +32,9 @@ from vla_ros.eval.suites import fit_benchmark
 
 PACKAGE = Path(__file__).parents[1] / "data" / "reach"
 REACH = ("reach_benchmark:Reach", "--policy", "reach")
+needs_vla_eval = pytest.mark.skipif(
+    importlib.util.find_spec("vla_eval") is None, reason="the library vla-eval is not installed (extra 'dev')"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +76,7 @@ def actions(path: Path | str = "actions") -> list[list[float]]:
     return [[float.fromhex(text) for text in line.split()] for line in Path(path).read_text().splitlines()]
 
 
+@needs_vla_eval
 def test_actions_are_bit_equal_to_those_of_vla_evals_own_runner(tmp_path, monkeypatch) -> None:
     """Through the node, and as rows of the policy's chunks in vla-eval's synchronous loop, without the node."""
     found = evaluate(*REACH, "--episodes", "3", "--seed", "5")
@@ -113,6 +120,7 @@ def test_actions_are_bit_equal_to_those_of_vla_evals_own_runner(tmp_path, monkey
     assert through_the_node == actions(tmp_path / "plain")
 
 
+@needs_vla_eval
 def test_vla_eval_run_gets_the_same_actions_from_the_server() -> None:
     """`vla-eval run` with `vla-ros serve`, the node with that server, and with its own policy: the same bits."""
     entry = {"benchmark": "reach_benchmark:Reach", "episodes_per_task": 2, "params": {"seed": 3}}
@@ -137,6 +145,7 @@ def test_vla_eval_run_gets_the_same_actions_from_the_server() -> None:
     assert "0 only in the first, 0 only in the second" in shown
 
 
+@needs_vla_eval
 def test_a_benchmark_needs_no_pinocchio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its actions are the policy's; the simulated table has kinematics, and says what is missing."""
     (tmp_path / "sitecustomize.py").write_text('import sys\nsys.modules["pinocchio"] = None\n')
@@ -146,6 +155,7 @@ def test_a_benchmark_needs_no_pinocchio(tmp_path: Path, monkeypatch: pytest.Monk
     assert "run `pip install pin`" in vla_ros("eval", "table", "--checkpoint", "demo", status=1).stderr
 
 
+@needs_vla_eval
 def test_vla_evals_own_tools_read_the_results(capsys) -> None:
     from vla_eval.results.collector import _build_task_result
     from vla_eval.results.export import print_export_summary
@@ -166,6 +176,7 @@ def test_vla_evals_own_tools_read_the_results(capsys) -> None:
     assert (found["success_rate"], found["episodes"], found["errors"]) == (0.0, 12, 2)
 
 
+@needs_vla_eval
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -200,25 +211,36 @@ def test_one_vector_of_a_benchmark_fills_several_of_the_policy() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("nothing:Nope", "--policy", "reach"), "No module named 'nothing'"),
         (("reach_benchmark:Nope", "--policy", "reach"), "reach_benchmark:Nope cannot be opened"),
         (("missing.yaml",), "missing.yaml: no such file"),
         (("libero", "--policy", "reach"), "found benchmark 'libero', expected table"),
         ((*REACH, "--python", "/nowhere/python"), "--python: '/nowhere/python' does not exist"),
+        ((*REACH, "--delay-ms", "5"), "need --live HZ"),
+        ((*REACH, "--resume"), "--resume: needs --json FILE"),
+        (("libero_spatial@mine", "--policy", "reach"), "found protocol 'mine' of libero_spatial, expected one of"),
+    ],
+)
+def test_what_cannot_be_opened_is_refused(words: tuple[str, ...], said: str) -> None:
+    assert said in command(*words, status=1).stderr
+
+
+@needs_vla_eval
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nothing:Nope", "--policy", "reach"), "No module named 'nothing'"),
         ((*REACH, "-b", "send_state=false"), "state 'state' of 4 numbers: Reach sends the vectors none"),
         ((*REACH, "-p", "policy.camera:=wrist"), "the policy needs the images wrist, but Reach sends top"),
         ((*REACH, "-p", "policy.dimension:=8"), "have 8 numbers"),
         ((*REACH, "--tasks", "up"), "--tasks: found 'up', expected numbers or parts of names of: 0 go left"),
         ((*REACH, "-b", "wrong=raise@left/0/0", "--tasks", "0", "--episodes", "1"), "no episode can be begun"),
-        ((*REACH, "--delay-ms", "5"), "need --live HZ"),
-        ((*REACH, "--resume"), "--resume: needs --json FILE"),
-        (("libero_spatial@mine", "--policy", "reach"), "found protocol 'mine' of libero_spatial, expected one of"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_both_sides(words: tuple[str, ...], said: str) -> None:
     assert said in command(*words, status=1).stderr
 
 
+@needs_vla_eval
 def test_live_holds_between_chunks_and_does_not_depend_on_the_machine() -> None:
     live = ("--episodes", "2", "--live", "20", "--delay-ms", "200", "--schedule", "sync")
     first = evaluate(*REACH, *live)
@@ -239,6 +261,7 @@ def test_live_holds_between_chunks_and_does_not_depend_on_the_machine() -> None:
     )
 
 
+@needs_vla_eval
 def test_the_wall_clock_does_not_wait_either() -> None:
     found = evaluate(*REACH, "--episodes", "1", "--live", "20", "--clock", "wall")
     assert found["success_rate"] == 1.0
@@ -246,6 +269,7 @@ def test_the_wall_clock_does_not_wait_either() -> None:
     assert all(one["elapsed_sec"] >= 0.9 * one["seconds"] for one in episodes(found).values())
 
 
+@needs_vla_eval
 def test_what_the_node_changes_is_counted() -> None:
     """Numbers beyond 1 are clipped if ``control.clip`` says so; another convention of the gripper is converted."""
     free = evaluate(*REACH, "--episodes", "1", "-p", "policy.gain:=5.0")
@@ -264,6 +288,7 @@ def test_what_the_node_changes_is_counted() -> None:
     assert {row[6] for row in actions()} == {-1.0, 1.0}
 
 
+@needs_vla_eval
 def test_resume_runs_what_is_missing_or_was_an_error(tmp_path) -> None:
     whole = outcome(evaluate(*REACH, "--episodes", "3"))
     Path("out.episodes.jsonl").unlink()
@@ -293,6 +318,7 @@ def test_resume_accepts_another_port_of_the_same_policy_server(tmp_path) -> None
         resume("policy.server:=ws://[::1]:8100/vla-eval", "policy.horizon:=9")
 
 
+@needs_vla_eval
 def test_shards_give_the_same_results_as_one_process() -> None:
     Path("two.yaml").write_text(
         "benchmarks:\n"
@@ -307,6 +333,7 @@ def test_shards_give_the_same_results_as_one_process() -> None:
     assert outcome(evaluate("two.yaml", "--policy", "reach", "--shards", "2", run=partial(vla_ros, "eval"))) == one
 
 
+@needs_vla_eval
 def test_two_results_are_compared_by_pairs() -> None:
     command(*REACH, "--episodes", "3", "--json", "a.json")
     command(*REACH, "--episodes", "5", "--json", "b.json", "-p", "policy.gain:=-1.0")
@@ -320,6 +347,7 @@ def test_two_results_are_compared_by_pairs() -> None:
     assert "cannot be read" in command("--compare", "a.json", "c.json", status=1).stderr
 
 
+@needs_vla_eval
 def test_the_report_shows_failures_first() -> None:
     pytest.importorskip("av")
     evaluate(*REACH, "--episodes", "2", "-b", "wrong=raise@left/1/3", "--max-steps", "11", "--report", "r.html")
@@ -330,6 +358,7 @@ def test_the_report_shows_failures_first() -> None:
     assert "the simulator broke" in page
 
 
+@needs_vla_eval
 def test_ctrl_c_keeps_what_is_done() -> None:
     words = [*VLA_ROS, "eval", *REACH, "--episodes", "2", "-b", "wrong=hang@right/0/1", "--json", "out.json"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -364,6 +393,7 @@ def test_the_table_scores_as_the_demo_in_lockstep_does() -> None:
     assert found["success_rate"] == 1.0
 
 
+@needs_vla_eval
 def test_a_hold_of_which_nothing_is_known_is_an_error_not_zeros() -> None:
     opening = {"do": "open", "file": "", "benchmark": REACH[0], "params": {}, "observation_params": {}}
     environment = BenchmarkEnvironment(BenchmarkProcess("", opening, 60.0), [Case("go left", 0)])

@@ -2,6 +2,8 @@ import logging
 
 import pytest
 
+pytest.importorskip("cyclonedds", reason="the library cyclonedds is not installed (extra 'dds')")
+
 from vla_ros.graph.dds.node import node_logger
 
 

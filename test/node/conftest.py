@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -239,17 +239,15 @@ class Node:
             self.process.kill()
 
 
-@pytest.hookimpl(wrapper=True, trylast=True)  # inside the capture of output
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+@pytest.hookimpl(trylast=True)  # after the test, if it did not fail
+def pytest_runtest_call(item: pytest.Item) -> None:
     """Fail a test with ``@pytest.mark.causes("reason")`` during which the node has not named that reason."""
-    result = yield
     claimed = {reason for marker in item.iter_markers("causes") for reason in marker.args}
     if claimed:
         robot: Robot = item.funcargs["robot"]  # type: ignore[attr-defined]
         last = len(robot.statuses) + 1  # what only counts is on the next status, a second later
         robot.until(lambda: claimed <= robot.reported or len(robot.statuses) > last)
         assert claimed <= robot.reported, f"the node never named {sorted(claimed - robot.reported)}"
-    return result
 
 
 @pytest.fixture

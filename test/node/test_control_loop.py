@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("rosbags", reason="the library rosbags is not installed (extra 'dds')")
+
 from hypothesis import given
 from hypothesis import strategies as st
 from live_loop import EPOCH, POSITIONS, LiveLoop, TimedPolicy, every

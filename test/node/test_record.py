@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("rosbags", reason="the library rosbags is not installed (extra 'dds')")
+pytest.importorskip("mcap", reason="the library mcap is not installed (extra 'replay')")
+
 from vla_ros.config import load
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.messages import message_types

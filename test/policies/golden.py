@@ -17,6 +17,9 @@ GPU = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none here"),
 ]
 
+IN_FLOAT32 = ("policy.device:=cpu", "policy.dtype:=float32")
+"""Options of a policy that is compared with float32 references; by default, an NVIDIA GPU computes in bfloat16."""
+
 
 @dataclass(frozen=True, eq=False)
 class GoldenCase:
@@ -76,7 +79,7 @@ def eager_and_graphs(model, request):
 
 
 def infer_by_command(folder, out, prompt, images, states, noise, options=()):
-    """One chunk from ``vla-ros infer``, by way of files in the folder ``out``."""
+    """One chunk in float32 from ``vla-ros infer``, by way of files in the folder ``out``."""
     command = ["infer", "--checkpoint", str(folder), "--instruction", prompt, "--json", str(out / "answer.json")]
     np.save(out / "noise.npy", noise)
     command += ["--noise", str(out / "noise.npy")]
@@ -85,7 +88,7 @@ def infer_by_command(folder, out, prompt, images, states, noise, options=()):
         command += ["--image", f"{key}={out / f'{number}.png'}"]
     for key, state in states.items():
         command += ["--state", f"{key}={','.join(map(repr, state.tolist()))}"]
-    for option in options:
+    for option in (*IN_FLOAT32, *options):
         command += ["-p", option]
     assert main(command) == 0
     return json.loads((out / "answer.json").read_text())

@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("rosbags", reason="the library rosbags is not installed (extra 'replay')")
+pytest.importorskip("mcap", reason="the library mcap is not installed (extra 'replay')")
+
 from mcap.reader import make_reader
 from mcap.writer import CompressionType, Writer
 from rosbags.rosbag2 import Reader

@@ -35,6 +35,7 @@ def tensorflow(data_folder: Path) -> list[dict[str, str]]:
 @pytest.fixture(scope="session")
 def serialize() -> Callable[..., bytes]:
     """``serialize("Image" or "CompressedImage", little_endian=..., **fields)``: CDR as rosbags writes it."""
+    pytest.importorskip("rosbags", reason="the library rosbags is not installed (extra 'dds')")
     from rosbags.typesys import Stores, get_typestore
 
     store = get_typestore(Stores.ROS2_JAZZY)

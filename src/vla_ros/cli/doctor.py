@@ -1,4 +1,4 @@
-"""Show what is installed, what is wrong and the command that fixes it.
+"""Show what is installed, what is wrong and the command that fixes it; the status is 1 if something is wrong.
 
 Changes nothing, loads neither torch nor a model, and opens no socket.
 """
@@ -42,10 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Print the findings; return 1 if one of them is ``wrong``."""
     findings = list(examine())
+    status = int(any(finding.level == WRONG for finding in findings))
     if arguments.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
-        return 0
+        return status
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -59,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         cells = (finding.name, finding.found, finding.fix)
         table.add_row(Text(finding.level, style[finding.level]), *map(Text, cells))
     Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
-    return 0
+    return status
 
 
 def examine() -> Iterator[Finding]:
@@ -129,6 +131,7 @@ LIBRARIES = (
     ("Pinocchio", "pin", WRONG, "pip install pin (needed for deltas of the tip)"),
     ("MuJoCo", "mujoco", NOTE, "pip install 'vla_ros[sim]' (needed by the demo)"),
     ("rosbags", "rosbags", NOTE, "pip install 'vla_ros[replay]' (needed by replay and by the embedded DDS)"),
+    ("mcap", "mcap", NOTE, "pip install 'vla_ros[replay]' (needed by replay, record and export)"),
 )
 
 
@@ -192,8 +195,8 @@ def _egl() -> Finding:
     try:
         ctypes.CDLL("libEGL.so.1")
     except OSError:
-        fix = "sudo apt-get install libegl1 libgl1-mesa-dri"
-        return Finding("EGL", "libEGL.so.1 does not load: the simulation cannot render", WRONG, fix)
+        fix, level = "sudo apt-get install libegl1 libgl1-mesa-dri", WRONG if _version("mujoco") else NOTE
+        return Finding("EGL", "libEGL.so.1 does not load: the simulation cannot render", level, fix)
     return Finding("EGL", "libEGL.so.1 loads")
 
 

@@ -141,10 +141,11 @@ class Ops:
         products = _linear(
             self.norm(weights, stream, positions), layer.qkv, [count * shape.head_dim for count in counts]
         )
-        query, *written = (
+        parts = [
             product.view(batch, rows, count, shape.head_dim)
             for product, count in zip(products, counts, strict=True)
-        )
+        ]
+        query, written = parts[0], parts[1:]  # torch.compile in torch 2.11 makes a tuple of `*written`
         if layer.qk_norms is not None:
             query = rms_norm(query, layer.qk_norms[0], shape.rms_norm_eps)
             written[:1] = [rms_norm(key, layer.qk_norms[1], shape.rms_norm_eps) for key in written[:1]]

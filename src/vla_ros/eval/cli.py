@@ -128,6 +128,8 @@ def _log_of(path: Path | None) -> Path | None:
 
 
 def _run_all(arguments: argparse.Namespace, log: Log) -> list[str]:
+    # Here, so that --help and --compare need no msgpack.
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=_CONSOLE, transient=True) as bar:
         shown = bar.add_task("opening", total=None)

@@ -214,7 +214,8 @@ class Kinematics:
         turned = jacobian.swapaxes(1, 2)
         squares = jacobian @ turned
         squares[:, range(6), range(6)] += (dampings**2)[:, None]
-        speed: FloatArray = (turned @ np.linalg.solve(squares, twist[:, None]))[..., 0]
+        # [D, N, 6] @ [D, 6, 1]; NumPy 1 takes [6, 1] for six vectors of one number
+        speed: FloatArray = (turned @ np.linalg.solve(squares, twist[None, :, None]))[..., 0]
         speed /= np.maximum(1.0, (np.abs(speed) / self.velocity_limits).max(axis=1, keepdims=True))
         return speed
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from test.policies.golden import edit_json, infer_by_command
+from test.policies.golden import IN_FLOAT32, edit_json, infer_by_command
 from vla_ros.cli.main import main
 from vla_ros.config import load
 from vla_ros.errors import CheckpointError, ConfigError, VlaRosError
@@ -19,7 +19,8 @@ LIBERO = {"observation/image": "image_base", "observation/wrist_image": "image_l
 
 
 def make(folder, *options, preset="libero"):
-    return create(load((), ["policy.name:=pi", f"policy.checkpoint:={folder}", f"preset:={preset}", *options]))
+    chosen = ["policy.name:=pi", f"policy.checkpoint:={folder}", f"preset:={preset}"]
+    return create(load((), [*chosen, *IN_FLOAT32, *options]))
 
 
 @pytest.mark.parametrize("number", range(6))

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("zmq", reason="the library zmq is not installed (extra 'remote')")
 pytest.importorskip("websockets", reason="the library websockets is not installed (extra 'serve')")
 
+from test.policies.golden import IN_FLOAT32
 from vla_ros.config import load
 from vla_ros.policies.base import create
 from vla_ros.policies.remote.child import ServerProcess
@@ -17,7 +18,7 @@ from vla_ros.types import Observation, PreviousChunk
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_served_chunks_equal_local_chunks(folders, tmp_path):
-    options = ["policy.name:=pi", f"policy.checkpoint:={folders['pi05', 'openpi']}", "preset:=libero"]
+    options = ["policy.name:=pi", f"policy.checkpoint:={folders['pi05', 'openpi']}", "preset:=libero", *IN_FLOAT32]
     options += ["policy.threads:=1"]  # both processes add in the same order
     local = create(load((), options))
     local.load()

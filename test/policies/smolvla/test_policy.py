@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from test.policies.golden import infer_by_command
+from test.policies.golden import IN_FLOAT32, infer_by_command
 from test.policies.smolvla.conftest import CASES, DATA, SHIPPED, options
 from vla_ros.config import load
 from vla_ros.errors import ConfigError
@@ -14,7 +14,7 @@ from vla_ros.types import Observation, PreviousChunk, RawImage
 
 
 def words(folder, *more):
-    chosen = [f"policy.checkpoint:={DATA / folder}", *more]
+    chosen = [f"policy.checkpoint:={DATA / folder}", *IN_FLOAT32, *more]
     return chosen + ([f"policy.vlm:={options(DATA / folder).vlm}"] if options(DATA / folder).vlm else [])
 
 

@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pytest
 
+pytest.importorskip("mujoco", reason="the library mujoco is not installed (extra 'sim')")
+
 from tools.faults.contact import contacts
 from tools.faults.driver import ARM, FINGERS, HOME
 from tools.faults.records import Record

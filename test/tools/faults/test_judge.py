@@ -9,6 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+pytest.importorskip("rosbags", reason="the library rosbags is not installed (extra 'dds')")
+
 from tools.faults.driver import ARM, FINGERS, HOME, TWIST
 from tools.faults.judge import GRACE, Judge, Permission
 from tools.faults.records import Record

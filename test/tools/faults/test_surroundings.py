@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+pytest.importorskip("rosbags", reason="the library rosbags is not installed (extra 'dds')")
+
 from tools.faults import surroundings
 from tools.faults.driver import ARM, HOME
 from vla_ros.collision.world import make_world

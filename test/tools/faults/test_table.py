@@ -4,6 +4,9 @@ import time
 
 import pytest
 
+pytest.importorskip("mujoco", reason="the library mujoco is not installed (extra 'sim')")
+pytest.importorskip("rosbags", reason="the library rosbags is not installed (extra 'dds')")
+
 from tools.faults.__main__ import main, run_rows
 from tools.faults.channel import KINDS
 from tools.faults.director import Director

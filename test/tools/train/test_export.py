@@ -196,6 +196,6 @@ def test_an_evaluation_is_saved_row_by_row_and_not_repeated(
         raise AssertionError("measured again")
 
     monkeypatch.setattr("tools.train.evaluate.run_demo", refuse)
-    assert evaluate(folder, short, range(2), journal=journal) == rows
+    assert evaluate(folder, short, range(2), device="cpu", journal=journal) == rows
     with pytest.raises(AssertionError, match="measured again"):
-        evaluate(folder, short, range(1, 3), journal=journal)
+        evaluate(folder, short, range(1, 3), device="cpu", journal=journal)

@@ -184,12 +184,13 @@ def _own_tower(entry: Any, path: Path) -> TowerShape:
         )
     values: dict[str, Any] = {}
     for name, value in entry.items():
-        if isinstance(usual[name], tuple):
+        kind = type(usual[name])
+        if kind is tuple:
             good = isinstance(value, list) and len(value) == 3 and {type(one) for one in value} <= {int, float}
         else:
-            good = type(value) is type(usual[name]) and value >= 0
+            good = type(value) is kind and value >= 0
         if not good:
-            expected = _EXPECTED[type(usual[name])]
+            expected = _EXPECTED[kind]
             raise CheckpointError(f"{path}: vision_towers: {name}: expected {expected}, got {value!r}")
         values[name] = tuple(map(float, value)) if isinstance(value, list) else value
     tower = TowerShape(**values)
