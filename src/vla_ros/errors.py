@@ -57,25 +57,6 @@ EXTRAS = {
 }
 """Optional libraries by their import names, and the extra of setup.py that installs each."""
 
-EXTRAS = {
-    "av": "export",
-    "cyclonedds": "dds",
-    "mcap": "replay",
-    "msgpack": "serve",
-    "mujoco": "sim",
-    "prometheus_client": "metrics",
-    "pyarrow": "export",
-    "ray": "ray",
-    "rosbags": "replay",
-    "safetensors": "openvla",
-    "sentencepiece": "openvla",
-    "tokenizers": "openvla",
-    "torch": "openvla",
-    "websockets": "serve",
-    "zmq": "remote",
-}
-"""Optional libraries by their import names, and the extra of setup.py that installs each."""
-
 
 class VlaRosError(Exception):
     """Base of all errors that this package raises on purpose; the text is meant for users."""

@@ -37,8 +37,6 @@ from vla_ros.eval import report
 from vla_ros.eval.compare import compare_results
 from vla_ros.eval.protocols import published_score
 from vla_ros.eval.results import Log, Score, by_task, summary_of, to_json
-from vla_ros.eval.run import NothingToDoError, run_here, run_shards
-from vla_ros.eval.suites import Suite
 from vla_ros.files import keeps_files, save_text
 from vla_ros.report import page
 
@@ -129,6 +127,8 @@ def _log_of(path: Path | None) -> Path | None:
 
 def _run_all(arguments: argparse.Namespace, log: Log) -> list[str]:
     # Here, so that --help and --compare need no msgpack.
+    from vla_ros.eval.run import NothingToDoError, run_here, run_shards
+    from vla_ros.eval.suites import Suite
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=_CONSOLE, transient=True) as bar:
