@@ -24,7 +24,7 @@ from triton.runtime.errors import PTXASError
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a file
 
 from benchmarks.kernels import MODELS, Launch, compiled, launches, runs
-from vla_ros.engine.tile_configs import GPUS
+from vla_ros_models.engine.tile_configs import GPUS
 
 _found: dict[tuple[str, str], tuple[str, Launch]] = {}
 """Model and launch by GPU and key; forked processes inherit it, since kernels cannot be sent to another process."""

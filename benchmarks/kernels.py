@@ -29,28 +29,28 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a file
 
 from benchmarks.models.groot import published
 from benchmarks.models.subject import OPENVLA_7B
-from vla_ros.engine.decoder import parallel, prefill, verify
-from vla_ros.engine.flow import FlowModel, fill_cross, prefill_flow, sample
-from vla_ros.engine.fused_ops import FusedOps
-from vla_ros.engine.resample import make_pipeline
-from vla_ros.engine.stream import Guide, KVCache
-from vla_ros.engine.tile_configs import SIMULATE, Gpu, gpu_of, uses_wgmma
-from vla_ros.engine.triton_ops import TritonOps, TritonTowerOps
-from vla_ros.engine.weights import DecoderWeights, fuse
-from vla_ros.policies.checkpoint_files import Fields
-from vla_ros.policies.groot import inference as groot
-from vla_ros.policies.groot.building import build_model, tensor_shapes, with_few_rows
-from vla_ros.policies.groot.loading import EACH, tensor_dtype
-from vla_ros.policies.oft.processing import OFTResize
-from vla_ros.policies.openvla.loading import build_empty
-from vla_ros.policies.openvla.network import VisionEncoder
-from vla_ros.policies.pi.architecture import PUBLISHED
-from vla_ros.policies.pi.loading import parameter_dtype
-from vla_ros.policies.pi.network import build_empty as build_pi
-from vla_ros.policies.pi.network import make_flow
-from vla_ros.policies.smolvla.architecture import SMOLVLM2_CONFIG, read_architecture
-from vla_ros.policies.smolvla.network import EXPERT_UNIT, build_flow
-from vla_ros.policies.smolvla.network import build_empty as build_smolvla
+from vla_ros_models.checkpoint_files import Fields
+from vla_ros_models.engine.decoder import parallel, prefill, verify
+from vla_ros_models.engine.flow import FlowModel, fill_cross, prefill_flow, sample
+from vla_ros_models.engine.fused_ops import FusedOps
+from vla_ros_models.engine.resample import make_pipeline
+from vla_ros_models.engine.stream import Guide, KVCache
+from vla_ros_models.engine.tile_configs import SIMULATE, Gpu, gpu_of, uses_wgmma
+from vla_ros_models.engine.triton_ops import TritonOps, TritonTowerOps
+from vla_ros_models.engine.weights import DecoderWeights, fuse
+from vla_ros_models.groot import inference as groot
+from vla_ros_models.groot.building import build_model, tensor_shapes, with_few_rows
+from vla_ros_models.groot.loading import EACH, tensor_dtype
+from vla_ros_models.oft.processing import OFTResize
+from vla_ros_models.openvla.loading import build_empty
+from vla_ros_models.openvla.network import VisionEncoder
+from vla_ros_models.pi.architecture import PUBLISHED
+from vla_ros_models.pi.loading import parameter_dtype
+from vla_ros_models.pi.network import build_empty as build_pi
+from vla_ros_models.pi.network import make_flow
+from vla_ros_models.smolvla.architecture import SMOLVLM2_CONFIG, read_architecture
+from vla_ros_models.smolvla.network import EXPERT_UNIT, build_flow
+from vla_ros_models.smolvla.network import build_empty as build_smolvla
 
 META = torch.device("meta")
 BF16 = torch.bfloat16

@@ -66,10 +66,10 @@ def write_checkpoint(model: str, folder: Path, device: Any, dtype: Any) -> None:
     from benchmarks.models.subject import random_weights
     from tools.checkpoints.openvla import write_checkpoint as write_openvla
     from tools.checkpoints.vocabulary import PROMPT_WORDS, TABLE_WORDS, word_ids
-    from vla_ros.policies.oft.network import OFTModel
-    from vla_ros.policies.pi.architecture import PUBLISHED
-    from vla_ros.policies.pi.loading import LEROBOT_PREFIX, parameter_parts
-    from vla_ros.policies.weights import empty, write_shards
+    from vla_ros_models.oft.network import OFTModel
+    from vla_ros_models.pi.architecture import PUBLISHED
+    from vla_ros_models.pi.loading import LEROBOT_PREFIX, parameter_parts
+    from vla_ros_models.weights import empty, write_shards
 
     if model in MODELS:
         architecture, layout, _, _ = MODELS[model]
@@ -110,12 +110,12 @@ def plain_torch(model: str, device: Any, dtype: Any) -> dict[str, Compute]:
     from benchmarks.models import oft, pi
     from benchmarks.models.plain_pi import PlainPi
     from benchmarks.models.subject import make_prompt, random_weights
-    from vla_ros.engine.runner import make_runner
-    from vla_ros.engine.weights import as_loaded
-    from vla_ros.policies.oft.inference import ChunkInference, ChunkRequest, plain_inference
-    from vla_ros.policies.oft.network import OFTModel
-    from vla_ros.policies.pi.architecture import PROMPT_TOKENS, PUBLISHED
-    from vla_ros.policies.weights import empty, fill
+    from vla_ros_models.engine.runner import make_runner
+    from vla_ros_models.engine.weights import as_loaded
+    from vla_ros_models.oft.inference import ChunkInference, ChunkRequest, plain_inference
+    from vla_ros_models.oft.network import OFTModel
+    from vla_ros_models.pi.architecture import PROMPT_TOKENS, PUBLISHED
+    from vla_ros_models.weights import empty, fill
 
     if model in oft.MODELS:
         architecture, layout, _, _ = oft.MODELS[model]

@@ -38,10 +38,10 @@ from vla_ros.node.pipeline import build_pipeline
 from vla_ros.node.simulated import SimulatedNode
 from vla_ros.node.source import PolicySource
 from vla_ros.policies.base import Policy, Session
-from vla_ros.sim.arm import HOME
-from vla_ros.sim.world import TIMESTEP, TableTop, WorldOptions
 from vla_ros.types import ActionChunk, Observation
 from vla_ros.vision.messages import encode_image
+from vla_ros_lab.sim.arm import HOME
+from vla_ros_lab.sim.world import TIMESTEP, TableTop, WorldOptions
 
 _COUNT = len(HOME)
 _ACCELERATION = 8.0  # rad/s^2

@@ -27,19 +27,19 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a file
 
 from benchmarks.models.pi import make_processing, random_network
 from benchmarks.models.subject import OPENVLA_7B, make_prompt, random_model
-from vla_ros.engine import tile_configs
-from vla_ros.engine.flow_engine import FlowRequest
-from vla_ros.engine.kernel_check import checked
-from vla_ros.engine.tile import Tile
-from vla_ros.engine.tile_configs import SIMULATE, gpu_of, unmeasured
-from vla_ros.engine.token_engine import EngineRequest
-from vla_ros.engine.tolerances import TOLERANCES, relative_error
-from vla_ros.engine.triton_ops import TritonOps
-from vla_ros.engine.tune import Search, tune
-from vla_ros.engine.weights import fuse
-from vla_ros.policies.openvla.inference import make_engine as make_openvla
-from vla_ros.policies.pi.architecture import PUBLISHED
-from vla_ros.policies.pi.inference import make_engine as make_pi
+from vla_ros_models.engine import tile_configs
+from vla_ros_models.engine.flow_engine import FlowRequest
+from vla_ros_models.engine.kernel_check import checked
+from vla_ros_models.engine.tile import Tile
+from vla_ros_models.engine.tile_configs import SIMULATE, gpu_of, unmeasured
+from vla_ros_models.engine.token_engine import EngineRequest
+from vla_ros_models.engine.tolerances import TOLERANCES, relative_error
+from vla_ros_models.engine.triton_ops import TritonOps
+from vla_ros_models.engine.tune import Search, tune
+from vla_ros_models.engine.weights import fuse
+from vla_ros_models.openvla.inference import make_engine as make_openvla
+from vla_ros_models.pi.architecture import PUBLISHED
+from vla_ros_models.pi.inference import make_engine as make_pi
 
 CUDA = torch.device("cuda:0")
 IMAGES, STEPS = 6, 30

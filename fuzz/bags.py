@@ -37,11 +37,11 @@ from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec, StateFeature
 from vla_ros.graph.messages import message_types
 from vla_ros.policies import Policy
-from vla_ros.replay import evaluate
-from vla_ros.replay.bag import Bag
-from vla_ros.replay.play import ReplayOptions
 from vla_ros.types import ActionChunk
 from vla_ros.vision.messages import encode_image
+from vla_ros_lab.replay import evaluate
+from vla_ros_lab.replay.bag import Bag
+from vla_ros_lab.replay.play import ReplayOptions
 
 START, PERIOD, LATENCY = 1_790_002_000_000_000_000, 100_000_000, 4_000_000
 CAMERA, JOINTS, COMMAND, ACTION = "/camera/image_raw", "/joint_states", "/arm/joint_command", "/vla_policy/action"

@@ -98,7 +98,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         "bag_zstd": Kind(bags / "mcap_zstd_file", replay),
         "bag_sqlite": Kind(bags / "sqlite3_zstd_message", replay),
         "urdf": Kind(
-            ROOT / "src/vla_ros/sim/assets/arm.urdf",
+            ROOT / "src/vla_ros_lab/sim/assets/arm.urdf",
             lambda path: (*wiggle, "-p", "gripper.mode:=none", "-p", f"robot.urdf:={path}"),
         ),
         "yaml": Kind(ROOT / "config/demo.yaml", lambda path: (*wiggle, "--config", path)),

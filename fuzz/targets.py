@@ -9,10 +9,10 @@ from vla_ros.errors import VlaRosError
 from vla_ros.graph.messages import message_types
 from vla_ros.policies.remote.dialect import read_map
 from vla_ros.policies.remote.dialects import GR00T, OFT_HTTP, OPENPI
-from vla_ros.replay.bag import Bag
 from vla_ros.serve.requests import RequestSchema, check_request, observation
 from vla_ros.vision.decode import decode_compressed, decode_image
 from vla_ros.vision.messages import image_stamp
+from vla_ros_lab.replay.bag import Bag
 
 TYPES = (
     "sensor_msgs/msg/JointState",

@@ -11,7 +11,7 @@ import pytest
 
 from vla_ros.errors import CheckpointError, ConfigError, VlaRosError
 from vla_ros.files import check_output, keeps_files, read_json_value, save_text
-from vla_ros.policies.checkpoint_files import read_json
+from vla_ros_models.checkpoint_files import read_json
 
 
 @pytest.mark.parametrize(

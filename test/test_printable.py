@@ -15,7 +15,7 @@ from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ConfigError, PrintableFormatter, one_line, printable
 from vla_ros.graph.dds.node import node_logger
 from vla_ros.graph.node import printable_logger
-from vla_ros.report.markup import tag
+from vla_ros_lab.report.markup import tag
 
 WRONG = "\x1b]0;x\x07\x1b[2J\x9b1m\x00\u202etxt\u2028\x7f\ud800"
 

@@ -130,7 +130,7 @@ def test_the_node_listens_only_on_loopback_and_configured_tcp_ports(tmp_path, po
 
 def test_a_decompression_bomb_does_not_fill_the_disk(tmp_path, monkeypatch) -> None:
     zstd = pytest.importorskip("backports.zstd")
-    from vla_ros.replay import storage
+    from vla_ros_lab.replay import storage
 
     monkeypatch.setattr(storage, "MAX_CHUNK", 1 << 20)
     bomb = zstd.compress(bytes(64 << 20))

@@ -13,11 +13,11 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from vla_ros.bench.cli import add_measurement_arguments, show
-from vla_ros.bench.times import Stopwatch
 from vla_ros.config.show import number
 from vla_ros.errors import VlaRosError
 from vla_ros.files import check_output
+from vla_ros_lab.bench.cli import add_measurement_arguments, show
+from vla_ros_lab.bench.times import Stopwatch
 
 MODELS = {
     **dict.fromkeys(("tiny", "openvla-7b"), "openvla"),

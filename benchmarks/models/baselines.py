@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vla_ros.engine import decoder
-from vla_ros.engine.ops import Ops, visible
-from vla_ros.engine.runner import make_runner
-from vla_ros.engine.stream import KVCache
-from vla_ros.engine.weights import DecoderWeights
 from vla_ros.errors import MissingDependencyError
-from vla_ros.policies.openvla.network import OpenVLAModel
 from vla_ros.types import IntArray, UInt8Array
+from vla_ros_models.engine import decoder
+from vla_ros_models.engine.ops import Ops, visible
+from vla_ros_models.engine.runner import make_runner
+from vla_ros_models.engine.stream import KVCache
+from vla_ros_models.engine.weights import DecoderWeights
+from vla_ros_models.openvla.network import OpenVLAModel
 
 Answer = Callable[[UInt8Array], IntArray]
 """Uint8 [H, W, 3] of the model's size to tokens int64 [D]."""

@@ -9,10 +9,10 @@ from typing import Any
 from benchmarks.models.machine import Stage, floor_ms, memory_gb
 from benchmarks.models.report import footing, heading, stage_rows
 from benchmarks.models.setup import COMPILED_UNUSED, Setup, figures
-from vla_ros.bench.times import Stopwatch, Times, collect, make_messages, percentiles, row
 from vla_ros.types import FloatArray, ImageProcessor, RawImage
 from vla_ros.vision.decode import decode_image
 from vla_ros.vision.messages import image_stamp
+from vla_ros_lab.bench.times import Stopwatch, Times, collect, make_messages, percentiles, row
 
 BATCHES = (2, 4, 8)
 DEFAULT_FRAME = (480, 640)

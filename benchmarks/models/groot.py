@@ -13,21 +13,21 @@ from torch import Tensor
 from benchmarks.models import flow
 from benchmarks.models.machine import Stage
 from benchmarks.models.setup import start
-from vla_ros.bench.times import percentiles
-from vla_ros.engine.ops import Ops
-from vla_ros.engine.runner import make_runner
-from vla_ros.engine.weights import DecoderWeights
-from vla_ros.policies.checkpoint_files import Fields
-from vla_ros.policies.groot.architecture import COSMOS_CONFIG, GrootArchitecture, read_architecture
-from vla_ros.policies.groot.building import build_model, tensor_shapes
-from vla_ros.policies.groot.inference import GrootEngine, GrootRequest, LoadedGroot, continue_chunk, make_engine
-from vla_ros.policies.groot.loading import EACH, tensor_dtype
-from vla_ros.policies.groot.network import GrootModel
-from vla_ros.policies.groot.processing import ActionPart, Bounds, GrootResize, Processing
-from vla_ros.policies.groot.prompt import PromptEncoder
-from vla_ros.policies.tokenizers import Tokenizer
 from vla_ros.types import RawImage
 from vla_ros.vision.decode import decode_image
+from vla_ros_lab.bench.times import percentiles
+from vla_ros_models.checkpoint_files import Fields
+from vla_ros_models.engine.ops import Ops
+from vla_ros_models.engine.runner import make_runner
+from vla_ros_models.engine.weights import DecoderWeights
+from vla_ros_models.groot.architecture import COSMOS_CONFIG, GrootArchitecture, read_architecture
+from vla_ros_models.groot.building import build_model, tensor_shapes
+from vla_ros_models.groot.inference import GrootEngine, GrootRequest, LoadedGroot, continue_chunk, make_engine
+from vla_ros_models.groot.loading import EACH, tensor_dtype
+from vla_ros_models.groot.network import GrootModel
+from vla_ros_models.groot.processing import ActionPart, Bounds, GrootResize, Processing
+from vla_ros_models.groot.prompt import PromptEncoder
+from vla_ros_models.tokenizers import Tokenizer
 
 render = flow.render
 NUMBERS = 17

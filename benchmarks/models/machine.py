@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from vla_ros.engine.weights import DecoderWeights
-from vla_ros.policies.openvla.network import OpenVLAModel
+from vla_ros_models.engine.weights import DecoderWeights
+from vla_ros_models.openvla.network import OpenVLAModel
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.models.subject import Subject
-from vla_ros.bench.times import Stopwatch, Times, collect
-from vla_ros.engine.drafts import DraftState
-from vla_ros.engine.token_engine import EngineRequest, EngineResult, TokenEngine
 from vla_ros.types import IntArray, RawImage
 from vla_ros.vision.decode import decode_image
 from vla_ros.vision.messages import image_stamp
 from vla_ros.vision.processors import ResizeNaive
+from vla_ros_lab.bench.times import Stopwatch, Times, collect
+from vla_ros_models.engine.drafts import DraftState
+from vla_ros_models.engine.token_engine import EngineRequest, EngineResult, TokenEngine
 
 
 @dataclass(frozen=True)

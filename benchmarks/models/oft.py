@@ -11,16 +11,16 @@ from benchmarks.models.report import footing, heading, stage_rows
 from benchmarks.models.setup import COMPILED_UNUSED, figures, start
 from benchmarks.models.subject import OPENVLA_7B, make_prompt, random_weights
 from tools.checkpoints.tiny import tiny_architecture
-from vla_ros.bench.times import Stopwatch, collect, make_messages, row
-from vla_ros.policies.oft.inference import Chunk, ChunkInference, ChunkRequest, make_chunk_engine, plain_inference
-from vla_ros.policies.oft.network import Layout, OFTModel
-from vla_ros.policies.oft.processing import OFTResize
-from vla_ros.policies.openvla.loading import fill_quantized
-from vla_ros.policies.openvla.processing import ActionStatistics
-from vla_ros.policies.weights import empty, fill
 from vla_ros.types import RawImage
 from vla_ros.vision.decode import decode_image
 from vla_ros.vision.preprocess import process
+from vla_ros_lab.bench.times import Stopwatch, collect, make_messages, row
+from vla_ros_models.oft.inference import Chunk, ChunkInference, ChunkRequest, make_chunk_engine, plain_inference
+from vla_ros_models.oft.network import Layout, OFTModel
+from vla_ros_models.oft.processing import OFTResize
+from vla_ros_models.openvla.loading import fill_quantized
+from vla_ros_models.openvla.processing import ActionStatistics
+from vla_ros_models.weights import empty, fill
 
 MODELS = {
     "openvla-oft-7b": (OPENVLA_7B, Layout(2, 8, 7, 8, "l1", False), (256, 256), OFTResize()),

@@ -16,12 +16,12 @@ from benchmarks.models.measure import Measurement, RightDrafts, compare, run_rig
 from benchmarks.models.report import footing, heading
 from benchmarks.models.setup import COMPILED_UNUSED, IN_AND_OUT, compiled_baseline, figures, start
 from benchmarks.models.subject import make_prompt, open_subject
-from vla_ros.bench.times import make_messages, percentiles, row, stage_medians
-from vla_ros.engine.token_engine import EngineResult
-from vla_ros.engine.weights import as_loaded
-from vla_ros.policies.openvla.inference import fit_guard, make_engine
-from vla_ros.policies.openvla.loading import build_empty, plan_memory
 from vla_ros.types import UInt8Array
+from vla_ros_lab.bench.times import make_messages, percentiles, row, stage_medians
+from vla_ros_models.engine.token_engine import EngineResult
+from vla_ros_models.engine.weights import as_loaded
+from vla_ros_models.openvla.inference import fit_guard, make_engine
+from vla_ros_models.openvla.loading import build_empty, plan_memory
 
 MOST_DRAFTED = 200
 """Most steps of a run with drafts; plain decoding runs all, for its p99."""

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from benchmarks.models import flow, plain_pi
 from benchmarks.models.machine import Stage
 from benchmarks.models.setup import Setup, compiled_baseline, start
-from vla_ros.engine.flow_engine import Continuation, FlowEngine, FlowRequest
-from vla_ros.policies.normalization import make_normalization
-from vla_ros.policies.pi.architecture import (
+from vla_ros.vision.decode import decode_image
+from vla_ros_models.engine.flow_engine import Continuation, FlowEngine, FlowRequest
+from vla_ros_models.normalization import make_normalization
+from vla_ros_models.pi.architecture import (
     GEMMA_2B,
     GEMMA_300M,
     PROMPT_TOKENS,
@@ -24,11 +25,10 @@ from vla_ros.policies.pi.architecture import (
     SO400M,
     PiArchitecture,
 )
-from vla_ros.policies.pi.inference import make_engine
-from vla_ros.policies.pi.loading import parameter_dtype
-from vla_ros.policies.pi.network import LlamaNorm, PiNetwork, build_empty
-from vla_ros.policies.pi.processing import Processing, PromptForm
-from vla_ros.vision.decode import decode_image
+from vla_ros_models.pi.inference import make_engine
+from vla_ros_models.pi.loading import parameter_dtype
+from vla_ros_models.pi.network import LlamaNorm, PiNetwork, build_empty
+from vla_ros_models.pi.processing import Processing, PromptForm
 
 MODELS = tuple(PUBLISHED)
 render = flow.render

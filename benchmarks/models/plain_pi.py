@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from vla_ros.engine.flow_engine import FlowRequest
-from vla_ros.engine.runner import make_runner
-from vla_ros.policies.pi.network import ROPE_THETA, PiNetwork, euler_times, time_embedding
+from vla_ros_models.engine.flow_engine import FlowRequest
+from vla_ros_models.engine.runner import make_runner
+from vla_ros_models.pi.network import ROPE_THETA, PiNetwork, euler_times, time_embedding
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 Answer = Callable[[FlowRequest], NDArray[np.float32]]

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.models.plain_pi import Wrap, _block, _heads, _rotary, _rotate
-from vla_ros.policies.pi.network import euler_times, time_embedding
-from vla_ros.policies.smolvla.network import SmolVlaNetwork
+from vla_ros_models.pi.network import euler_times, time_embedding
+from vla_ros_models.smolvla.network import SmolVlaNetwork
 
 EPS = 1e-5
 """Epsilon of SmolLM2's norms."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vla_ros.bench.times import row
+from vla_ros_lab.bench.times import row
 
 
 def heading(result: dict[str, Any], *words: str) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from benchmarks.models.machine import Machine, measure_machine, memory_gb
-from vla_ros.bench.times import Stopwatch, Times, between, median_of, percentiles, stage_medians
-from vla_ros.policies.network_policy import choose_device
+from vla_ros_lab.bench.times import Stopwatch, Times, between, median_of, percentiles, stage_medians
+from vla_ros_models.network_policy import choose_device
 
 IN_AND_OUT = ("upload", "preprocess", "download", "post")
 """Stages between the message and the network, and between the network and the action."""

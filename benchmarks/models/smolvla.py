@@ -10,12 +10,12 @@ from benchmarks.models import pi
 from benchmarks.models.pi import ACTION_SIZE, Subject, fill_random, make_processing, stages_of
 from benchmarks.models.plain_smolvla import PlainSmolVla
 from benchmarks.models.setup import Setup, start
-from vla_ros.policies.checkpoint_files import Fields
-from vla_ros.policies.pi.processing import PromptForm
-from vla_ros.policies.smolvla.architecture import SMOLVLM2_CONFIG, SmolVlaArchitecture, read_architecture
-from vla_ros.policies.smolvla.network import build_empty
-from vla_ros.policies.smolvla.policy import make_engine
-from vla_ros.policies.smolvla.processing import SmolVlaProcessing
+from vla_ros_models.checkpoint_files import Fields
+from vla_ros_models.pi.processing import PromptForm
+from vla_ros_models.smolvla.architecture import SMOLVLM2_CONFIG, SmolVlaArchitecture, read_architecture
+from vla_ros_models.smolvla.network import build_empty
+from vla_ros_models.smolvla.policy import make_engine
+from vla_ros_models.smolvla.processing import SmolVlaProcessing
 
 PROMPT = 48
 render = pi.render

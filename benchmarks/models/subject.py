@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from tools.checkpoints.tiny import STATISTICS, write_tiny
-from vla_ros.engine.shapes import TIMM_TOWERS, DecoderShape
-from vla_ros.engine.weights import DecoderWeights
-from vla_ros.policies.checkpoint_files import Produce, checkpoint_folder, from_files, read_manifest
-from vla_ros.policies.openvla.architecture import Architecture, read_architecture
-from vla_ros.policies.openvla.loading import build_empty, check_weights, fill_quantized
-from vla_ros.policies.openvla.network import OpenVLAModel
-from vla_ros.policies.openvla.processing import ActionBins, ActionStatistics, read_dataset_statistics
-from vla_ros.policies.weights import fill
 from vla_ros.types import IntArray
+from vla_ros_models.checkpoint_files import Produce, checkpoint_folder, from_files, read_manifest
+from vla_ros_models.engine.shapes import TIMM_TOWERS, DecoderShape
+from vla_ros_models.engine.weights import DecoderWeights
+from vla_ros_models.openvla.architecture import Architecture, read_architecture
+from vla_ros_models.openvla.loading import build_empty, check_weights, fill_quantized
+from vla_ros_models.openvla.network import OpenVLAModel
+from vla_ros_models.openvla.processing import ActionBins, ActionStatistics, read_dataset_statistics
+from vla_ros_models.weights import fill
 
 OPENVLA_7B = Architecture(
     towers=tuple(TIMM_TOWERS.values()),

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.models.baselines import compiled_static_cache, eager_generate, time_baseline
 from benchmarks.models.subject import make_prompt, open_subject
-from vla_ros.engine.weights import as_loaded, fuse
+from vla_ros_models.engine.weights import as_loaded, fuse
 
 
 @pytest.fixture(scope="module")

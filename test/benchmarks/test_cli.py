@@ -6,8 +6,8 @@ from importlib.util import find_spec
 import pytest
 
 from benchmarks.models.__main__ import main as models
-from vla_ros.bench import times
 from vla_ros.cli.main import main
+from vla_ros_lab.bench import times
 
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
 if find_spec("transformers") is None:  # not imported: that would take each worker two seconds

@@ -14,9 +14,9 @@ from benchmarks.models import groot, plain_pi, smolvla
 from benchmarks.models.__main__ import main
 from benchmarks.models.pi import MODELS, TINY, make_processing, random_network
 from vla_ros.cli.main import main as command
-from vla_ros.engine.flow_engine import FlowRequest
-from vla_ros.policies.pi.architecture import PROMPT_TOKENS, PUBLISHED
-from vla_ros.policies.pi.inference import make_engine
+from vla_ros_models.engine.flow_engine import FlowRequest
+from vla_ros_models.pi.architecture import PROMPT_TOKENS, PUBLISHED
+from vla_ros_models.pi.inference import make_engine
 
 KEYS = {
     *("total_ms", "stages_ms", "between_ms", "in_and_out_ms", "baseline_ms", "baseline_steps", "speedup"),

@@ -70,7 +70,7 @@ def test_help_needs_no_extra(command: str) -> None:
 
 
 def test_a_module_that_no_extra_installs_keeps_its_traceback(monkeypatch) -> None:
-    monkeypatch.setitem(COMMANDS, "replay", ("vla_ros.replay.nowhere", ""))
+    monkeypatch.setitem(COMMANDS, "replay", ("vla_ros_lab.replay.nowhere", ""))
     with pytest.raises(ModuleNotFoundError, match="nowhere"):
         main(["replay"])
 

@@ -16,7 +16,7 @@ from vla_ros.config import Config, PolicyConfig, build, entries, flatten, load, 
 from vla_ros.config.files import config_file
 from vla_ros.config.show import add_config_arguments
 from vla_ros.errors import ConfigError
-from vla_ros.policies.openvla import OpenVLAOptions
+from vla_ros_models.openvla import OpenVLAOptions
 
 
 def test_every_option_has_a_description_and_a_default_that_passes_its_own_check() -> None:

@@ -264,7 +264,7 @@ def test_groots_droid_client(tmp_path: Path) -> None:
 def test_openpis_slots_of_images(robot: str) -> None:
     """Openpi's third slot is black and masked, and does not reach the model here; states are joined in order."""
     pytest.importorskip("torch")
-    from vla_ros.policies.pi.processing import ROBOTS
+    from vla_ros_models.pi.processing import ROBOTS
 
     known, ours = entry(f"policy_inputs.openpi_{robot}_pi0"), ROBOTS[robot]
     slots = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 from vla_ros.config import build
 from vla_ros.policies.base import create
-from vla_ros.policies.lerobot.checkpoint import read_spec
+from vla_ros_models.lerobot.checkpoint import read_spec
 
 DATA = Path(__file__).parents[1] / "data"
 

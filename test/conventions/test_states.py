@@ -18,8 +18,8 @@ from vla_ros.contract.spec import PolicySpec, StateFeature
 from vla_ros.contract.state import Measured, StateReader, bind_state
 from vla_ros.errors import ConfigError
 from vla_ros.kinematics.rotations import read_rotation
-from vla_ros.policies.pi.processing import aloha_state
 from vla_ros.types import JointState
+from vla_ros_models.pi.processing import aloha_state
 
 DOWN = "[rotation_vector near 3.141592653589793 0 0]"
 OPEN = PolicySpec((), action=(), dimension=0, horizon=4, takes_any_state=True)  # as a policy on a server

@@ -13,7 +13,7 @@ import sys
 from hazards import hazards
 
 from benchmarks.kernels import compiled, launches, machine_code, moves
-from vla_ros.engine.tile_configs import GPUS
+from vla_ros_models.engine.tile_configs import GPUS
 
 COUNTED = {"mma": "mma.sync", "wgmma": "wgmma.mma_async", "cp.async": "cp.async.c"}
 GEMMA = r"flow_(qkv|gate_up|add K 2048) .*BLOCK_M 64 |attend_prefix"

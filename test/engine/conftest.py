@@ -10,13 +10,13 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 import torch
 
 from tools.checkpoints.tiny import tiny_architecture, write_tiny
-from vla_ros.engine.drafts import DraftState
-from vla_ros.engine.token_engine import EngineOptions, EngineRequest, TokenEngine
-from vla_ros.engine.weights import fuse
-from vla_ros.policies.checkpoint_files import from_files, read_manifest
-from vla_ros.policies.openvla.architecture import read_architecture
-from vla_ros.policies.openvla.loading import build_empty
-from vla_ros.policies.weights import fill
+from vla_ros_models.checkpoint_files import from_files, read_manifest
+from vla_ros_models.engine.drafts import DraftState
+from vla_ros_models.engine.token_engine import EngineOptions, EngineRequest, TokenEngine
+from vla_ros_models.engine.weights import fuse
+from vla_ros_models.openvla.architecture import read_architecture
+from vla_ros_models.openvla.loading import build_empty
+from vla_ros_models.weights import fill
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,16 +6,16 @@ from unittest import mock
 import torch
 from interpret_kernels import close
 
-from vla_ros.engine import kernel_check
-from vla_ros.engine.flow import FlowModel, prefill_flow, sample
-from vla_ros.engine.ops import Ops
-from vla_ros.engine.shapes import DecoderShape, TowerShape
-from vla_ros.engine.stream import Guide, KVCache
-from vla_ros.engine.tile_configs import Tile
-from vla_ros.engine.triton_ops import TritonOps
-from vla_ros.engine.weights import DecoderWeights, Layer, Matrix
-from vla_ros.policies.pi.architecture import PUBLISHED, gemma
-from vla_ros.policies.pi.network import PiNetwork, make_flow
+from vla_ros_models.engine import kernel_check
+from vla_ros_models.engine.flow import FlowModel, prefill_flow, sample
+from vla_ros_models.engine.ops import Ops
+from vla_ros_models.engine.shapes import DecoderShape, TowerShape
+from vla_ros_models.engine.stream import Guide, KVCache
+from vla_ros_models.engine.tile_configs import Tile
+from vla_ros_models.engine.triton_ops import TritonOps
+from vla_ros_models.engine.weights import DecoderWeights, Layer, Matrix
+from vla_ros_models.pi.architecture import PUBLISHED, gemma
+from vla_ros_models.pi.network import PiNetwork, make_flow
 
 HORIZON, CAMERAS, PATCHES = 5, 2, 4
 SIZES = {

@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 
 from benchmarks.models.groot import published, random_tensors
-from vla_ros.engine.fused_ops import FusedOps
-from vla_ros.policies.groot.building import build_model, with_few_rows
-from vla_ros.policies.groot.inference import check_passes
+from vla_ros_models.engine.fused_ops import FusedOps
+from vla_ros_models.groot.building import build_model, with_few_rows
+from vla_ros_models.groot.inference import check_passes
 
 
 def main(name: str) -> None:

@@ -9,14 +9,14 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from vla_ros.engine.decoder import decode, parallel, verify
-from vla_ros.engine.kernel_check import check_products
-from vla_ros.engine.ops import Ops, prompt_positions, rounded
-from vla_ros.engine.shapes import DecoderShape
-from vla_ros.engine.stream import KVCache, Positions, Stream
-from vla_ros.engine.tile_configs import PACKED_ROWS, SKINNY, Tile
-from vla_ros.engine.triton_ops import TritonOps
-from vla_ros.engine.weights import QUANTIZATIONS, DecoderWeights, Layer, Matrix, quantize, rotary_tables
+from vla_ros_models.engine.decoder import decode, parallel, verify
+from vla_ros_models.engine.kernel_check import check_products
+from vla_ros_models.engine.ops import Ops, prompt_positions, rounded
+from vla_ros_models.engine.shapes import DecoderShape
+from vla_ros_models.engine.stream import KVCache, Positions, Stream
+from vla_ros_models.engine.tile_configs import PACKED_ROWS, SKINNY, Tile
+from vla_ros_models.engine.triton_ops import TritonOps
+from vla_ros_models.engine.weights import QUANTIZATIONS, DecoderWeights, Layer, Matrix, quantize, rotary_tables
 
 SHAPE = DecoderShape(64, 96, 1, 4, 2, 16, vocab_size=80, max_positions=SKINNY + 8)
 QUANTIZED_TILES = {

@@ -7,13 +7,6 @@ import numpy as np
 import torch
 
 from tools.checkpoints.tiny import random_weights, tiny_architecture
-from vla_ros.engine import resample
-from vla_ros.engine.kernels import resample as kernels
-from vla_ros.engine.ops import TowerOps
-from vla_ros.engine.triton_ops import TritonTowerOps
-from vla_ros.policies.oft.processing import OFTResize
-from vla_ros.policies.openvla.loading import build_empty
-from vla_ros.policies.openvla.network import VisionEncoder
 from vla_ros.types import JpegRoundTrip
 from vla_ros.vision.processors import (
     LiberoResize,
@@ -25,6 +18,13 @@ from vla_ros.vision.processors import (
     resize_with_pad_linear,
 )
 from vla_ros.vision.resample import bilinear_crop, lanczos3_steps
+from vla_ros_models.engine import resample
+from vla_ros_models.engine.kernels import resample as kernels
+from vla_ros_models.engine.ops import TowerOps
+from vla_ros_models.engine.triton_ops import TritonTowerOps
+from vla_ros_models.oft.processing import OFTResize
+from vla_ros_models.openvla.loading import build_empty
+from vla_ros_models.openvla.network import VisionEncoder
 
 
 def make_model(dtype: torch.dtype) -> torch.nn.Module:

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from benchmarks.models.subject import open_subject
-from vla_ros.engine.device_ops import make_ops
-from vla_ros.engine.drafts import DraftState
-from vla_ros.engine.kernel_check import check_products
-from vla_ros.engine.runner import CudaRunner
-from vla_ros.engine.token_engine import EngineRequest
-from vla_ros.engine.weights import fuse
 from vla_ros.errors import VlaRosError
-from vla_ros.policies.openvla.inference import check_resizing, make_engine
 from vla_ros.types import RawImage
 from vla_ros.vision.preprocess import process
 from vla_ros.vision.processors import ResizeNaive
+from vla_ros_models.engine.device_ops import make_ops
+from vla_ros_models.engine.drafts import DraftState
+from vla_ros_models.engine.kernel_check import check_products
+from vla_ros_models.engine.runner import CudaRunner
+from vla_ros_models.engine.token_engine import EngineRequest
+from vla_ros_models.engine.weights import fuse
+from vla_ros_models.openvla.inference import check_resizing, make_engine
 
 pytestmark = [
     pytest.mark.gpu,

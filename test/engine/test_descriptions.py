@@ -5,11 +5,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from vla_ros.engine.decoder import hidden_states, run_layers
-from vla_ros.engine.ops import Ops
-from vla_ros.engine.shapes import DecoderShape
-from vla_ros.engine.stream import Cross, KVCache, Stream
-from vla_ros.engine.weights import DecoderWeights, Layer, Matrix, linears_by_role, rotary_tables
+from vla_ros_models.engine.decoder import hidden_states, run_layers
+from vla_ros_models.engine.ops import Ops
+from vla_ros_models.engine.shapes import DecoderShape
+from vla_ros_models.engine.stream import Cross, KVCache, Stream
+from vla_ros_models.engine.weights import DecoderWeights, Layer, Matrix, linears_by_role, rotary_tables
 
 DESCRIPTIONS = {
     "Llama": DecoderShape(64, 96, 2, 4, 4, 16, 3e-3, 5000.0, max_positions=64),

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vla_ros.engine import lowbit
-from vla_ros.engine.tile_configs import GPUS, Tile, Work, choose_tile
-from vla_ros.engine.weights import dequantize, quantize
 from vla_ros.errors import ConfigError
+from vla_ros_models.engine import lowbit
+from vla_ros_models.engine.tile_configs import GPUS, Tile, Work, choose_tile
+from vla_ros_models.engine.weights import dequantize, quantize
 
 
 @pytest.mark.parametrize(("kind", "bound"), [("int8", 0.012), ("int4", 0.14)])

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vla_ros.engine.drafts import verify_all, verify_draft
-from vla_ros.engine.graph_engine import Buckets, GraphCache
-from vla_ros.engine.tile_configs import GEMM_TILES, GPUS, TUNED_FOR, Work, choose_tile
 from vla_ros.errors import ConfigError
+from vla_ros_models.engine.drafts import verify_all, verify_draft
+from vla_ros_models.engine.graph_engine import Buckets, GraphCache
+from vla_ros_models.engine.tile_configs import GEMM_TILES, GPUS, TUNED_FOR, Work, choose_tile
 
 
 def network(tokens):

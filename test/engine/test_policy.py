@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from vla_ros.config import Config
-from vla_ros.engine.device_errors import EngineMismatchError
-from vla_ros.engine.ops import Ops
-from vla_ros.engine.tolerances import TOLERANCES
 from vla_ros.errors import ImageError
-from vla_ros.policies.openvla import OpenVLAOptions
-from vla_ros.policies.openvla import policy as policy_module
-from vla_ros.policies.openvla.inference import fit_guard, make_engine
-from vla_ros.policies.openvla.policy import OpenVLAPolicy, choose_engine
 from vla_ros.types import Observation
+from vla_ros_models.engine.device_errors import EngineMismatchError
+from vla_ros_models.engine.ops import Ops
+from vla_ros_models.engine.tolerances import TOLERANCES
+from vla_ros_models.openvla import OpenVLAOptions
+from vla_ros_models.openvla import policy as policy_module
+from vla_ros_models.openvla.inference import fit_guard, make_engine
+from vla_ros_models.openvla.policy import OpenVLAPolicy, choose_engine
 
 
 def policy(checkpoint, **options):
@@ -108,7 +108,7 @@ def wrong_kernel(monkeypatch):
             forgotten = replace(stream, hidden=torch.zeros_like(stream.hidden))
             return super().add(weights, forgotten, rows, matrix, positions)
 
-    monkeypatch.setattr("vla_ros.policies.openvla.policy.make_ops", lambda device: Forgetful())
+    monkeypatch.setattr("vla_ros_models.openvla.policy.make_ops", lambda device: Forgetful())
 
 
 def test_wrong_kernels_are_refused(checkpoint, wrong_kernel):
@@ -118,7 +118,7 @@ def test_wrong_kernels_are_refused(checkpoint, wrong_kernel):
 
 def test_auto_warns_and_multiplies_in_torch_if_kernels_are_wrong(checkpoint, wrong_kernel, monkeypatch, caplog):
     (observation,) = observations(1)
-    monkeypatch.setattr("vla_ros.policies.openvla.policy.choose_engine", lambda *_: "graph")
+    monkeypatch.setattr("vla_ros_models.openvla.policy.choose_engine", lambda *_: "graph")
     loaded = policy(checkpoint, quantization="int4", drafts="none")
     assert "torch computes the layers instead of the engine's kernels" in caplog.text
     monkeypatch.undo()
@@ -152,7 +152,7 @@ def test_an_engine_with_other_tokens_is_refused(checkpoint, wrong_engine):
 def test_auto_warns_and_uses_the_reference_path_if_tokens_differ(checkpoint, wrong_engine, monkeypatch, caplog):
     (observation,) = observations(1)
     expected = ask(policy(checkpoint, engine="reference"), observation)
-    monkeypatch.setattr("vla_ros.policies.openvla.policy.choose_engine", lambda *_: "graph")
+    monkeypatch.setattr("vla_ros_models.openvla.policy.choose_engine", lambda *_: "graph")
     loaded = policy(checkpoint)
     assert loaded.loaded.engine is None
     assert "the engine failed, using the reference path" in caplog.text
@@ -208,7 +208,7 @@ def test_an_infinite_guard_is_not_fitted(tiny):
 
 
 def test_the_guard_is_fitted_at_the_start(checkpoint, monkeypatch):
-    monkeypatch.setattr("vla_ros.engine.token_engine.TokenEngine.draft_error", lambda *_: 0.5)
+    monkeypatch.setattr("vla_ros_models.engine.token_engine.TokenEngine.draft_error", lambda *_: 0.5)
     assert policy(checkpoint, engine="graph").loaded.engine.guard == 1.5
     assert policy(checkpoint, engine="graph", quantization="int4").loaded.engine.guard == 1.5
     assert (

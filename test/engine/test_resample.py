@@ -5,9 +5,7 @@ import pytest
 import torch
 
 from vla_ros.config.sections import ORIENTATIONS
-from vla_ros.engine.resample import make_pipeline, make_turn, resampling_on
 from vla_ros.errors import ConfigError
-from vla_ros.policies.oft.processing import OFTResize
 from vla_ros.vision.preprocess import TURNS
 from vla_ros.vision.processors import (
     LiberoResize,
@@ -17,6 +15,8 @@ from vla_ros.vision.processors import (
     resize_bicubic,
     resize_with_pad_linear,
 )
+from vla_ros_models.engine.resample import make_pipeline, make_turn, resampling_on
+from vla_ros_models.oft.processing import OFTResize
 
 CPU = torch.device("cpu")
 SIZES = [(480, 640), (720, 1280), (128, 128), (224, 224), (240, 224), (33, 500)]

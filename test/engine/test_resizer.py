@@ -12,19 +12,19 @@ import torch
 from vla_ros.config import build
 from vla_ros.config.sections import ORIENTATIONS
 from vla_ros.control.inputs import Snapshot
-from vla_ros.engine.device_errors import EngineMismatchError
-from vla_ros.engine.resizer import ImageResizer
-from vla_ros.engine.runner import Runner
 from vla_ros.errors import ConfigError, ImageError
 from vla_ros.node.inference import first_step
 from vla_ros.node.pipeline import build_pipeline
 from vla_ros.node.source import PolicySource
-from vla_ros.policies.openvla.inference import check_resizing
-from vla_ros.policies.openvla.policy import OpenVLAPolicy
 from vla_ros.types import JointState, RawImage
 from vla_ros.vision.messages import encode_image
 from vla_ros.vision.preprocess import LazyImages, process
 from vla_ros.vision.processors import LiberoResize, ResizeNaive
+from vla_ros_models.engine.device_errors import EngineMismatchError
+from vla_ros_models.engine.resizer import ImageResizer
+from vla_ros_models.engine.runner import Runner
+from vla_ros_models.openvla.inference import check_resizing
+from vla_ros_models.openvla.policy import OpenVLAPolicy
 
 CPU = torch.device("cpu")
 JOINTS = JointState(
@@ -154,7 +154,7 @@ def test_the_tables_that_a_graph_reads_live_as_long_as_the_graph(monkeypatch):
         made.append(weakref.ref(pipeline := lambda images: images[:, :28, :28]))
         return pipeline
 
-    monkeypatch.setattr("vla_ros.engine.resizer.make_pipeline", make)
+    monkeypatch.setattr("vla_ros_models.engine.resizer.make_pipeline", make)
     resizer = ImageResizer((28, 28), CPU, runner)
     resized(resizer, RawImage(noise(60, 80), processor=SMALL))
     assert resizer.wait(30)

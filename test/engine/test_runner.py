@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_ros.engine.runner import CudaRunner, Runner, TransferBuffer
+from vla_ros_models.engine.runner import CudaRunner, Runner, TransferBuffer
 
 CPU, DEVICE = torch.device("cpu"), torch.device("cuda:0")
 

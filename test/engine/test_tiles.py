@@ -8,14 +8,23 @@ import torch
 
 from benchmarks.models.pi import TINY
 from vla_ros.cli import doctor
-from vla_ros.engine import tile_store
-from vla_ros.engine.ops import Ops
-from vla_ros.engine.passes import flow_passes
-from vla_ros.engine.tile import Tile
-from vla_ros.engine.tile_configs import FLOW_SIZES, GPUS, SHORT, SIMULATE, TUNED_FOR, Work, choose_tile, gpu_of
 from vla_ros.errors import ConfigError
-from vla_ros.policies.pi.architecture import PUBLISHED
-from vla_ros.policies.pi.network import PiNetwork, make_flow
+from vla_ros_models.engine import tile_store
+from vla_ros_models.engine.ops import Ops
+from vla_ros_models.engine.passes import flow_passes
+from vla_ros_models.engine.tile import Tile
+from vla_ros_models.engine.tile_configs import (
+    FLOW_SIZES,
+    GPUS,
+    SHORT,
+    SIMULATE,
+    TUNED_FOR,
+    Work,
+    choose_tile,
+    gpu_of,
+)
+from vla_ros_models.pi.architecture import PUBLISHED
+from vla_ros_models.pi.network import PiNetwork, make_flow
 
 GPU = "NVIDIA GeForce RTX 4090"
 WORKS = (

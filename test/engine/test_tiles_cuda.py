@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vla_ros.engine import tile_store
+from vla_ros_models.engine import tile_store
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,10 +29,10 @@ def test_the_tiles_of_an_rtx_4090_give_the_same_answers(name):
 def test_measured_tiles_are_stored_and_used(tmp_path, monkeypatch):
     """A search of few candidates, one of which cannot run; what was found is in force afterwards."""
     from benchmarks.tiles import CUDA, MODELS
-    from vla_ros.engine import tune
-    from vla_ros.engine.device_ops import measured_on
-    from vla_ros.engine.tile import Tile
-    from vla_ros.policies.tune import tune_engine
+    from vla_ros_models.engine import tune
+    from vla_ros_models.engine.device_ops import measured_on
+    from vla_ros_models.engine.tile import Tile
+    from vla_ros_models.tune import tune_engine
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(tune, "shapes", lambda work, tile: [Tile(16, 64), Tile(64, 128, warps=16)])

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from vla_ros.engine.device_errors import NotFiniteError, is_device_error
-from vla_ros.engine.drafts import PATIENCE, REST, DraftState
-from vla_ros.engine.ops import Ops
-from vla_ros.engine.runner import Runner
-from vla_ros.engine.token_engine import EngineRequest
 from vla_ros.errors import ConfigError, DeviceLostError, OutOfMemoryError
 from vla_ros.types import RawImage
+from vla_ros_models.engine.device_errors import NotFiniteError, is_device_error
+from vla_ros_models.engine.drafts import PATIENCE, REST, DraftState
+from vla_ros_models.engine.ops import Ops
+from vla_ros_models.engine.runner import Runner
+from vla_ros_models.engine.token_engine import EngineRequest
 
 
 @pytest.mark.slow
@@ -92,8 +92,8 @@ def test_instructions_change_length_from_step_to_step(tiny):
 
 
 def test_quantised_engines_answer_like_the_dequantised_weights(tiny):
-    from vla_ros.engine.token_engine import TokenEngine
-    from vla_ros.engine.weights import Layer, dequantize, fuse, quantize
+    from vla_ros_models.engine.token_engine import TokenEngine
+    from vla_ros_models.engine.weights import Layer, dequantize, fuse, quantize
 
     def exact(layer):
         return Layer.of({m.role: quantize(dequantize(m, torch.float32), "none", m.role) for m in layer.matrices})

@@ -12,12 +12,12 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 import torch
 
 from tools.checkpoints.tiny import random_weights, tiny_architecture
-from vla_ros.engine.device_errors import EngineMismatchError
-from vla_ros.engine.ops import TowerOps
-from vla_ros.engine.runner import CudaRunner
-from vla_ros.policies.openvla import network
-from vla_ros.policies.openvla.loading import build_empty
-from vla_ros.policies.openvla.network import VisionEncoder, check_vision, checked_encoder
+from vla_ros_models.engine.device_errors import EngineMismatchError
+from vla_ros_models.engine.ops import TowerOps
+from vla_ros_models.engine.runner import CudaRunner
+from vla_ros_models.openvla import network
+from vla_ros_models.openvla.loading import build_empty
+from vla_ros_models.openvla.network import VisionEncoder, check_vision, checked_encoder
 
 
 def make_model(towers: int = 2) -> torch.nn.Module:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from vla_ros.engine import lowbit
+from vla_ros_models.engine import lowbit
 
-unpack = pytest.importorskip("vla_ros.engine.kernels.unpack", reason="triton is not installed (extra 'dev')")
+unpack = pytest.importorskip("vla_ros_models.engine.kernels.unpack", reason="triton is not installed (extra 'dev')")
 
 
 def halves(register: int, kind: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -25,10 +25,10 @@ from vla_ros.config import build
 from vla_ros.contract.spec import PolicySpec, StateFeature
 from vla_ros.control.command import Command
 from vla_ros.errors import ConfigError
-from vla_ros.eval.environment import BenchmarkEnvironment, Case
-from vla_ros.eval.process import BenchmarkError, BenchmarkProcess
-from vla_ros.eval.results import Log
-from vla_ros.eval.suites import fit_benchmark
+from vla_ros_lab.eval.environment import BenchmarkEnvironment, Case
+from vla_ros_lab.eval.process import BenchmarkError, BenchmarkProcess
+from vla_ros_lab.eval.results import Log
+from vla_ros_lab.eval.suites import fit_benchmark
 
 PACKAGE = Path(__file__).parents[1] / "data" / "reach"
 REACH = ("reach_benchmark:Reach", "--policy", "reach")

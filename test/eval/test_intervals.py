@@ -1,6 +1,6 @@
 import pytest
 
-from vla_ros.eval.intervals import mcnemar, paired, wilson
+from vla_ros_lab.eval.intervals import mcnemar, paired, wilson
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 
 import av  # noqa: E402
 
-from vla_ros.export.dataset import DatasetWriter, ExportError, Schema  # noqa: E402
+from vla_ros_lab.export.dataset import DatasetWriter, ExportError, Schema  # noqa: E402
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "lerobot_statistics.json").read_text())["features"]
 FRONT = "observation.images.front"

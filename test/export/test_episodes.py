@@ -183,7 +183,7 @@ def test_a_full_disk_leaves_no_data_set(
         raise OSError(28, "No space left on device", "somewhere")
 
     with monkeypatch.context() as patched:
-        patched.setattr("vla_ros.export.dataset.pq.write_table", full)
+        patched.setattr("vla_ros_lab.export.dataset.pq.write_table", full)
         status, folder = export(bag, *TWO)
     assert status == 1
     assert "No space left on device" in capsys.readouterr().err
@@ -197,7 +197,7 @@ def test_only_the_same_command_resumes_an_export(
 ) -> None:
     bag = ramp("ramp", 1.0)
     with monkeypatch.context() as patched:
-        patched.setattr("vla_ros.export.dataset.DatasetWriter.finish", _interrupt)
+        patched.setattr("vla_ros_lab.export.dataset.DatasetWriter.finish", _interrupt)
         assert export(bag, *TWO)[0] == 130
     assert export(bag, *TWO, "--goal", "measured")[0] == 1
     assert "an export with other options was begun here" in capsys.readouterr().err

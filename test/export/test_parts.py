@@ -177,7 +177,7 @@ def test_an_export_with_damaged_images_is_resumed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("vla_ros.export.dataset.DatasetWriter.finish", interrupt)
+        patched.setattr("vla_ros_lab.export.dataset.DatasetWriter.finish", interrupt)
         assert export(path)[0] == 130
     status, _, output = export(path)
     assert status == 0

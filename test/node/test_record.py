@@ -19,8 +19,8 @@ from vla_ros.errors import VlaRosError
 from vla_ros.graph.messages import message_types
 from vla_ros.graph.wiring import Wiring
 from vla_ros.record.process import record
-from vla_ros.replay.bag import Bag
 from vla_ros.vision.messages import image_stamp
+from vla_ros_lab.replay.bag import Bag
 
 EVENT = "/vla_policy/event"
 PATIENCE = 60.0  # s; a process starts, on a machine with other work

@@ -41,7 +41,7 @@ def test_the_checkpoint_selects_the_policy(command: str, capsys: pytest.CaptureF
 
 
 def test_a_missing_library_is_reported_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("vla_ros.policies.openvla.")]:
+    for name in [name for name in sys.modules if name.startswith("vla_ros_models.openvla.")]:
         if not name.endswith(".options"):  # a class that others compare with
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)

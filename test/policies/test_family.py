@@ -22,21 +22,21 @@ from torch import Tensor, nn
 
 from vla_ros.config import Config
 from vla_ros.contract.spec import ImageFeature, PolicySpec
-from vla_ros.engine.decoder import embed_sequence, parallel
-from vla_ros.engine.device_ops import make_ops
-from vla_ros.engine.kernel_check import checked
-from vla_ros.engine.shapes import DecoderShape
-from vla_ros.engine.stream import KVCache
-from vla_ros.engine.weights import DecoderWeights, LlamaDecoder, fuse
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.base import Progress, Session
-from vla_ros.policies.checkpoint_files import from_files, read_fields, read_manifest
-from vla_ros.policies.memory import MemoryCheck, cache_numbers, memory_needs, prefill_numbers
-from vla_ros.policies.network_policy import Asked, Images, NetworkPolicy, Placement
 from vla_ros.policies.options import NetworkOptions
-from vla_ros.policies.weights import check_weights, empty, fill, parameter_shapes
 from vla_ros.types import ActionChunk, Observation, UInt8Array
 from vla_ros.vision.processors import ResizeNaive
+from vla_ros_models.checkpoint_files import from_files, read_fields, read_manifest
+from vla_ros_models.engine.decoder import embed_sequence, parallel
+from vla_ros_models.engine.device_ops import make_ops
+from vla_ros_models.engine.kernel_check import checked
+from vla_ros_models.engine.shapes import DecoderShape
+from vla_ros_models.engine.stream import KVCache
+from vla_ros_models.engine.weights import DecoderWeights, LlamaDecoder, fuse
+from vla_ros_models.memory import MemoryCheck, cache_numbers, memory_needs, prefill_numbers
+from vla_ros_models.network_policy import Asked, Images, NetworkPolicy, Placement
+from vla_ros_models.weights import check_weights, empty, fill, parameter_shapes
 
 PATCH, SIDE = 14, 56
 TOKENS = (SIDE // PATCH) ** 2 + 64

@@ -18,14 +18,14 @@ import pytest
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
 
 from vla_ros.errors import VlaRosError
-from vla_ros.policies.groot import GrootOptions
-from vla_ros.policies.groot.loading import LEROBOT_HARMLESS
-from vla_ros.policies.groot.loading import read_checkpoint as read_groot
-from vla_ros.policies.pi.checkpoint import HARMLESS
-from vla_ros.policies.pi.checkpoint import read_checkpoint as read_pi
-from vla_ros.policies.smolvla import SmolVlaOptions
-from vla_ros.policies.smolvla.loading import IGNORED_KEYS
-from vla_ros.policies.smolvla.loading import read_checkpoint as read_smolvla
+from vla_ros_models.groot import GrootOptions
+from vla_ros_models.groot.loading import LEROBOT_HARMLESS
+from vla_ros_models.groot.loading import read_checkpoint as read_groot
+from vla_ros_models.pi.checkpoint import HARMLESS
+from vla_ros_models.pi.checkpoint import read_checkpoint as read_pi
+from vla_ros_models.smolvla import SmolVlaOptions
+from vla_ros_models.smolvla.loading import IGNORED_KEYS
+from vla_ros_models.smolvla.loading import read_checkpoint as read_smolvla
 
 DATA = Path(__file__).parents[1] / "data"
 KEYS = json.loads((DATA / "lerobot_keys.json").read_text())["keys"]

@@ -21,8 +21,8 @@ from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.schedule import ActionSchedule, ensemble_decay, resolve_schedule
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.base import create
-from vla_ros.policies.lerobot.checkpoint import read_spec
 from vla_ros.policies.remote.spec import decode_spec, encode_spec
+from vla_ros_models.lerobot.checkpoint import read_spec
 
 DATA = Path(__file__).parents[1] / "data" / "smolvla"
 IMAGES, STATE = "observation.images.", "observation.state"

@@ -16,14 +16,14 @@ from safetensors.numpy import save_file
 from vla_ros.config import load
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.base import create
-from vla_ros.policies.checkpoint_files import Fields
-from vla_ros.policies.pi.architecture import PUBLISHED
-from vla_ros.policies.pi.loading import PI_TENSORS
-from vla_ros.policies.pi.network import build_empty as build_pi
-from vla_ros.policies.smolvla.architecture import SMOLVLM2, SMOLVLM2_CONFIG, read_architecture
-from vla_ros.policies.smolvla.loading import SMOLVLA_TENSORS
-from vla_ros.policies.smolvla.network import build_empty as build_smolvla
-from vla_ros.policies.weights import check_weights
+from vla_ros_models.checkpoint_files import Fields
+from vla_ros_models.pi.architecture import PUBLISHED
+from vla_ros_models.pi.loading import PI_TENSORS
+from vla_ros_models.pi.network import build_empty as build_pi
+from vla_ros_models.smolvla.architecture import SMOLVLM2, SMOLVLM2_CONFIG, read_architecture
+from vla_ros_models.smolvla.loading import SMOLVLA_TENSORS
+from vla_ros_models.smolvla.network import build_empty as build_smolvla
+from vla_ros_models.weights import check_weights
 
 DATA = Path(__file__).parents[1] / "data"
 PUBLISHED_FILES = json.loads((DATA / "published.json").read_text())["checkpoints"]

@@ -29,7 +29,7 @@ from vla_ros.record.mcap import RecordError
 from vla_ros.record.recorder import BagFolder
 from vla_ros.record.selection import Mark, Selection
 from vla_ros.record.topics import Recorded, Topic
-from vla_ros.replay.bag import Bag
+from vla_ros_lab.replay.bag import Bag
 
 TOPICS = [
     Topic("/camera", "sensor_msgs/msg/Image"),

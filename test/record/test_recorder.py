@@ -17,8 +17,8 @@ from vla_ros.record.recorder import Recorder
 from vla_ros.record.ring import Ring
 from vla_ros.record.selection import Selection
 from vla_ros.record.topics import Recorded, Topic
-from vla_ros.replay.bag import Bag
 from vla_ros.telemetry.diagnostics import ERROR, OK
+from vla_ros_lab.replay.bag import Bag
 
 TOPIC = Topic("/a", "std_msgs/msg/String")
 CDR = b"\0\1\0\0\2\0\0\0a\0"

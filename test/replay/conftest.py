@@ -154,8 +154,8 @@ def replay_config():
 @pytest.fixture
 def play(replay_config):
     """``play(path, policy, options, **more)`` gives the outcome of one bag."""
-    from vla_ros.replay import evaluate
-    from vla_ros.replay.play import ReplayOptions
+    from vla_ros_lab.replay import evaluate
+    from vla_ros_lab.replay.play import ReplayOptions
 
     def run(path, policy, options=None, *, config=None, partial=None):
         policy.load()

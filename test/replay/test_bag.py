@@ -18,8 +18,8 @@ import pytest
 from rosbags.rosbag2 import Reader, StoragePlugin, Writer
 
 from vla_ros.graph.messages import message_types
-from vla_ros.replay.bag import Bag, find_bags
-from vla_ros.replay.storage import BagError, decompress
+from vla_ros_lab.replay.bag import Bag, find_bags
+from vla_ros_lab.replay.storage import BagError, decompress
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -360,7 +360,7 @@ def test_equal_times_keep_the_order_of_recording(mcap_file, make, chunk_size):
 
 def test_chunks_that_all_overlap_are_read_in_bounded_memory(mcap_file, make, monkeypatch):
     """A message of an early time in every chunk; what comes far too late for the order is left out and named."""
-    from vla_ros.replay import mcap
+    from vla_ros_lab.replay import mcap
 
     monkeypatch.setattr(mcap, "MAX_CHUNK", 200_000)
     big = [(make.start + i, bytes(4) + bytes([i]) * 10_000) for i in range(200)]
@@ -582,7 +582,7 @@ def test_links_that_lead_back_are_followed_once(write_bag, small_recording, tmp_
 
 def test_chunks_that_are_bombs_are_left_out(tmp_path):
     """A chunk that announces a thousand times its size; many that together are too much."""
-    from vla_ros.replay import storage
+    from vla_ros_lab.replay import storage
 
     bomb = zstd.compress(bytes(100_000_000))
     head = struct.pack("<QQQI", 1, 2, 100_000_000, 0) + text("zstd") + struct.pack("<Q", len(bomb)) + bomb
@@ -600,7 +600,7 @@ def test_chunks_that_are_bombs_are_left_out(tmp_path):
 
 def test_many_bombs_end_at_the_limit_of_the_file(mcap_file, make, monkeypatch, tmp_path):
     """Each message and chunk may be large; all together not 500 times the file, above a gigabyte."""
-    from vla_ros.replay import storage
+    from vla_ros_lab.replay import storage
 
     monkeypatch.setattr(storage, "MAX_CHUNK", 1 << 20)
     bomb = zstd.compress(b"\0\1\0\0" + bytes(1_000_000))

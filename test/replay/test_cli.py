@@ -14,7 +14,7 @@ import pytest
 from vla_ros.cli.main import main
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.policies.hold import HoldPolicy
-from vla_ros.replay.bag import Bag
+from vla_ros_lab.replay.bag import Bag
 
 REQUIRED = {"direction_cosine", "gripper_f1", "mae", "baselines", "latency_ms", "frames", "verdict"}
 OPTIONS = ["-p", "policy.name:=hold"]

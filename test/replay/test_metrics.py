@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from vla_ros.config import GripperConfig
-from vla_ros.replay import metrics, skill
+from vla_ros_lab.replay import metrics, skill
 
 NAN = math.nan
 ONE = np.zeros(4, np.int64)

@@ -16,11 +16,11 @@ import pytest
 
 from vla_ros.cli.main import main
 from vla_ros.config import load
-from vla_ros.replay import series, truth
-from vla_ros.replay.bag import Bag
-from vla_ros.replay.play import ReplayOptions
-from vla_ros.replay.topics import JOINTS, select_topics
-from vla_ros.sim.expert import ExpertPolicy
+from vla_ros_lab.replay import series, truth
+from vla_ros_lab.replay.bag import Bag
+from vla_ros_lab.replay.play import ReplayOptions
+from vla_ros_lab.replay.topics import JOINTS, select_topics
+from vla_ros_lab.sim.expert import ExpertPolicy
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "config" / "demo.yaml"

@@ -17,13 +17,13 @@ from vla_ros.kinematics.solver import Kinematics
 from vla_ros.node.pipeline import build_pipeline
 from vla_ros.policies import Policy
 from vla_ros.policies.hold import HoldPolicy
-from vla_ros.replay import samples
-from vla_ros.replay.bag import Bag
-from vla_ros.replay.play import ReplayOptions
-from vla_ros.replay.report import WorstFrame, images_of
-from vla_ros.replay.result import make_result
-from vla_ros.replay.storage import BagError
 from vla_ros.types import ActionChunk
+from vla_ros_lab.replay import samples
+from vla_ros_lab.replay.bag import Bag
+from vla_ros_lab.replay.play import ReplayOptions
+from vla_ros_lab.replay.report import WorstFrame, images_of
+from vla_ros_lab.replay.result import make_result
+from vla_ros_lab.replay.storage import BagError
 
 FAST = 0.01  # a machine on which nothing takes long, however busy the one that runs the tests is
 

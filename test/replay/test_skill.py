@@ -3,7 +3,7 @@ import pytest
 
 from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec
-from vla_ros.replay import skill
+from vla_ros_lab.replay import skill
 
 MOTION = (0, 1, 2)
 

@@ -8,10 +8,10 @@ from vla_ros.control.clock import Clock
 from vla_ros.control.inputs import Inputs
 from vla_ros.control.joints import JointStateMerger
 from vla_ros.node.receiver import joint_state_of, stamp_of
-from vla_ros.replay import series
-from vla_ros.replay.bag import Bag
-from vla_ros.replay.storage import BagError
-from vla_ros.replay.topics import select_topics
+from vla_ros_lab.replay import series
+from vla_ros_lab.replay.bag import Bag
+from vla_ros_lab.replay.storage import BagError
+from vla_ros_lab.replay.topics import select_topics
 
 ROOT = Path(__file__).resolve().parents[2]
 

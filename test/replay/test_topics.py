@@ -3,8 +3,8 @@ from dataclasses import asdict
 import pytest
 
 from vla_ros.config import Config, build
-from vla_ros.replay.storage import BagError
-from vla_ros.replay.topics import parse_overrides, select_topics
+from vla_ros_lab.replay.storage import BagError
+from vla_ros_lab.replay.topics import parse_overrides, select_topics
 
 IMAGE, JPEG = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"
 JOINTS, ARRAY, TEXT = "sensor_msgs/msg/JointState", "std_msgs/msg/Float64MultiArray", "std_msgs/msg/String"

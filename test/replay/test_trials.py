@@ -4,11 +4,11 @@ import pytest
 from vla_ros.config import build
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.policies import Policy
-from vla_ros.replay import evaluate, trials
-from vla_ros.replay.play import ReplayOptions
-from vla_ros.replay.result import make_result
 from vla_ros.types import ActionChunk
 from vla_ros.vision.processors import LiberoResize
+from vla_ros_lab.replay import evaluate, trials
+from vla_ros_lab.replay.play import ReplayOptions
+from vla_ros_lab.replay.result import make_result
 
 PERIOD = 100_000_000
 

@@ -8,9 +8,9 @@ from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.kinematics.rotations import euler_xyz_matrix
 from vla_ros.kinematics.solver import Kinematics
-from vla_ros.replay import truth
-from vla_ros.replay.series import Recording, Table, TopicSeries
-from vla_ros.replay.topics import ARRAY, JOINTS, TRAJECTORY, TWIST, TopicSelection, select_topics
+from vla_ros_lab.replay import truth
+from vla_ros_lab.replay.series import Recording, Table, TopicSeries
+from vla_ros_lab.replay.topics import ARRAY, JOINTS, TRAJECTORY, TWIST, TopicSelection, select_topics
 
 MS = 1_000_000
 IMAGE = "sensor_msgs/msg/Image"

@@ -4,9 +4,9 @@ import pytest
 from vla_ros.config import Config, GripperConfig
 from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec
-from vla_ros.replay import figures, verdict
-from vla_ros.replay.play import ReplayOptions
-from vla_ros.replay.samples import Samples
+from vla_ros_lab.replay import figures, verdict
+from vla_ros_lab.replay.play import ReplayOptions
+from vla_ros_lab.replay.samples import Samples
 
 SPEC = PolicySpec()
 

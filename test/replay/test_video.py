@@ -9,9 +9,9 @@ av = pytest.importorskip("av")
 writer = pytest.importorskip("mcap.writer")
 
 from vla_ros.cli.main import main  # noqa: E402
-from vla_ros.replay.bag import Bag  # noqa: E402
 from vla_ros.vision.decode import decode_image  # noqa: E402
 from vla_ros.vision.messages import encode_compressed, image_stamp  # noqa: E402
+from vla_ros_lab.replay.bag import Bag  # noqa: E402
 
 VIDEO = "foxglove_msgs/msg/CompressedVideo"
 START, PERIOD = 1_790_002_000_000_000_000, 100_000_000

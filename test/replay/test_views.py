@@ -6,8 +6,8 @@ from time import process_time
 
 import pytest
 
-from vla_ros.replay.bag import Bag
-from vla_ros.replay.storage import BagError
+from vla_ros_lab.replay.bag import Bag
+from vla_ros_lab.replay.storage import BagError
 
 VIEWS = {
     "topics": "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS id, 'x' AS name, "

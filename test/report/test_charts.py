@@ -4,8 +4,8 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from vla_ros.report import charts
-from vla_ros.report.charts import padded, ticks
+from vla_ros_lab.report import charts
+from vla_ros_lab.report.charts import padded, ticks
 
 
 def parsed(markup):

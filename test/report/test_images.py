@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from vla_ros.errors import ImageError
-from vla_ros.report import images
+from vla_ros_lab.report import images
 
 
 def embedded(markup, kind="jpeg"):

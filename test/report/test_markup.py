@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vla_ros.report.markup import Markup, render, significant, tag
+from vla_ros_lab.report.markup import Markup, render, significant, tag
 
 
 def test_text_is_escaped_and_markup_is_not():

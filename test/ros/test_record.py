@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("rclpy", reason="no ROS 2 is sourced")
 
-from vla_ros.replay.bag import Bag
 from vla_ros.vision.messages import encode_image, image_stamp
+from vla_ros_lab.replay.bag import Bag
 
 pytestmark = pytest.mark.ros
 

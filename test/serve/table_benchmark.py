@@ -10,8 +10,8 @@ from vla_ros.config import load
 from vla_ros.config.files import config_file
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.node.pipeline import build_pipeline
-from vla_ros.sim.table import IMAGE_TOPIC, TableEnvironment
-from vla_ros.sim.world import TableTop, WorldOptions
+from vla_ros_lab.sim.table import IMAGE_TOPIC, TableEnvironment
+from vla_ros_lab.sim.world import TableTop, WorldOptions
 
 
 class TableBenchmark(StepBenchmark):

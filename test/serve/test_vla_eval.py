@@ -22,12 +22,12 @@ from vla_ros.config.files import config_file
 from vla_ros.contract.features import complete_spec
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.policies.base import create
-from vla_ros.policies.oft.processing import OFTResize
 from vla_ros.serve import server
 from vla_ros.serve.service import Service
 from vla_ros.types import ActionChunk, Observation, RawImage
 from vla_ros.vision.preprocess import process
 from vla_ros.vision.processors import ResizeWithPad
+from vla_ros_models.oft.processing import OFTResize
 
 from .conftest import Mirror
 from .serving import PATIENCE, served

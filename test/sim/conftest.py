@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("mujoco", reason="the library mujoco is not installed (extra 'sim')")
 
-from vla_ros.sim.world import TableTop
+from vla_ros_lab.sim.world import TableTop
 
 
 @pytest.fixture(scope="session", autouse=True)

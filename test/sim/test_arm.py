@@ -6,9 +6,9 @@ import pinocchio
 import pytest
 
 from vla_ros.kinematics import urdf
-from vla_ros.sim import arm
-from vla_ros.sim.arm import TWO_ARMS as TWO
-from vla_ros.sim.world import TableTop, WorldOptions
+from vla_ros_lab.sim import arm
+from vla_ros_lab.sim.arm import TWO_ARMS as TWO
+from vla_ros_lab.sim.world import TableTop, WorldOptions
 
 URDF, MJCF = arm.ASSETS / "arm.urdf", arm.ASSETS / "table_top.xml"
 

@@ -19,16 +19,16 @@ from vla_ros.config import Config, PolicyConfig, load
 from vla_ros.errors import ConfigError, MissingDependencyError, VlaRosError
 from vla_ros.node.source import PolicySource
 from vla_ros.policies.base import folder_of
-from vla_ros.sim import process
-from vla_ros.sim.arguments import parse, plan_demo
-from vla_ros.sim.arm import TWO_ARMS
-from vla_ros.sim.demo import check_torch
-from vla_ros.sim.environment import EpisodeOptions
-from vla_ros.sim.expert import ExpertPolicy
-from vla_ros.sim.one_process import InLockstep
-from vla_ros.sim.table import TableEnvironment
-from vla_ros.sim.world import TableTop
 from vla_ros.vision.decode import decode_image
+from vla_ros_lab.sim import process
+from vla_ros_lab.sim.arguments import parse, plan_demo
+from vla_ros_lab.sim.arm import TWO_ARMS
+from vla_ros_lab.sim.demo import check_torch
+from vla_ros_lab.sim.environment import EpisodeOptions
+from vla_ros_lab.sim.expert import ExpertPolicy
+from vla_ros_lab.sim.one_process import InLockstep
+from vla_ros_lab.sim.table import TableEnvironment
+from vla_ros_lab.sim.world import TableTop
 
 SEED, EPISODES = 40, 2
 MINE = "/models/mine"

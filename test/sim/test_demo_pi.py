@@ -12,15 +12,15 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 from vla_ros.graph import open_graph
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.node.source import PolicySource
-from vla_ros.policies.checkpoint_files import checkpoint_folder, read_manifest
-from vla_ros.policies.pi.policy import PiPolicy
-from vla_ros.sim import process
-from vla_ros.sim.arguments import Plan, episode_options, make_table, parse, plan_demo
-from vla_ros.sim.environment import EpisodeOptions
-from vla_ros.sim.episodes import Lockstep
-from vla_ros.sim.node import SimNode
-from vla_ros.sim.results import steadiness
-from vla_ros.sim.simulated_time import SimulatedTime
+from vla_ros_lab.sim import process
+from vla_ros_lab.sim.arguments import Plan, episode_options, make_table, parse, plan_demo
+from vla_ros_lab.sim.environment import EpisodeOptions
+from vla_ros_lab.sim.episodes import Lockstep
+from vla_ros_lab.sim.node import SimNode
+from vla_ros_lab.sim.results import steadiness
+from vla_ros_lab.sim.simulated_time import SimulatedTime
+from vla_ros_models.checkpoint_files import checkpoint_folder, read_manifest
+from vla_ros_models.pi.policy import PiPolicy
 
 FOLDER = checkpoint_folder("demo-pi")
 SEED = 8000

@@ -14,10 +14,10 @@ from vla_ros.control.command import Command
 from vla_ros.errors import ConfigError
 from vla_ros.node.source import PolicySource
 from vla_ros.policies.base import Policy, Session
-from vla_ros.sim import arm
-from vla_ros.sim.environment import Environment, EpisodeOptions, Measurements
-from vla_ros.sim.simulated_time import SimulatedTime
 from vla_ros.types import ActionChunk, JointState, Observation
+from vla_ros_lab.sim import arm
+from vla_ros_lab.sim.environment import Environment, EpisodeOptions, Measurements
+from vla_ros_lab.sim.simulated_time import SimulatedTime
 
 NAMES = (*arm.JOINT_NAMES, *arm.FINGER_NAMES)
 
@@ -133,5 +133,5 @@ def test_a_camera_that_the_simulator_lacks_is_named():
 def test_the_table_is_one_file():
     """Nothing else of the package knows it, except the demo and the default topics of its DDS process."""
     sources = Path(arm.__file__).parents[1].rglob("*.py")
-    users = {path.stem for path in sources if "vla_ros.sim.table import" in path.read_text()}
+    users = {path.stem for path in sources if "vla_ros_lab.sim.table import" in path.read_text()}
     assert users == {"arguments", "node"}

@@ -14,16 +14,16 @@ from vla_ros.graph.node import Graph
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.node.source import PolicySource
 from vla_ros.policies import Session
-from vla_ros.sim import process
-from vla_ros.sim.arguments import LOCKSTEP, parse, plan_demo, world_options
-from vla_ros.sim.environment import EpisodeOptions, PolicyFailedError
-from vla_ros.sim.episodes import Lockstep, RealTime
-from vla_ros.sim.expert import ACTIONS, ExpertPolicy
-from vla_ros.sim.node import SimNode
-from vla_ros.sim.one_process import InLockstep
-from vla_ros.sim.table import TableEnvironment, TableOptions
-from vla_ros.sim.world import TableTop
 from vla_ros.types import ActionChunk, Observation
+from vla_ros_lab.sim import process
+from vla_ros_lab.sim.arguments import LOCKSTEP, parse, plan_demo, world_options
+from vla_ros_lab.sim.environment import EpisodeOptions, PolicyFailedError
+from vla_ros_lab.sim.episodes import Lockstep, RealTime
+from vla_ros_lab.sim.expert import ACTIONS, ExpertPolicy
+from vla_ros_lab.sim.node import SimNode
+from vla_ros_lab.sim.one_process import InLockstep
+from vla_ros_lab.sim.table import TableEnvironment, TableOptions
+from vla_ros_lab.sim.world import TableTop
 
 DEMO = load([config_file("demo")])
 

@@ -10,14 +10,14 @@ from vla_ros.config.files import config_file
 from vla_ros.kinematics.rotations import read_rotation
 from vla_ros.node.source import PolicySource
 from vla_ros.policies import Policy, Session, available
-from vla_ros.sim import arm
-from vla_ros.sim.environment import EpisodeOptions
-from vla_ros.sim.expert import ACTIONS, MAX_STEP, MAX_TURN, ExpertPolicy, decide
-from vla_ros.sim.one_process import InLockstep
-from vla_ros.sim.table import TableEnvironment
-from vla_ros.sim.tasks import TASK_NAMES, make_task
-from vla_ros.sim.world import TableTop, WorldOptions
 from vla_ros.types import ActionChunk, Observation
+from vla_ros_lab.sim import arm
+from vla_ros_lab.sim.environment import EpisodeOptions
+from vla_ros_lab.sim.expert import ACTIONS, MAX_STEP, MAX_TURN, ExpertPolicy, decide
+from vla_ros_lab.sim.one_process import InLockstep
+from vla_ros_lab.sim.table import TableEnvironment
+from vla_ros_lab.sim.tasks import TASK_NAMES, make_task
+from vla_ros_lab.sim.world import TableTop, WorldOptions
 
 
 def ask(policy, observation):

@@ -1,7 +1,7 @@
 import numpy as np
 
-from vla_ros.sim.scene import LIFT_HEIGHT, LIFT_STEPS, PUSH_DISTANCE, Judge, Scene, SceneObject
-from vla_ros.sim.tasks import make_task
+from vla_ros_lab.sim.scene import LIFT_HEIGHT, LIFT_STEPS, PUSH_DISTANCE, Judge, Scene, SceneObject
+from vla_ros_lab.sim.tasks import make_task
 
 OBJECTS = (SceneObject("red", "cube", (0.5, 0.1, 0.02), 0.0), SceneObject("blue", "cube", (0.4, -0.1, 0.02), 0.0))
 

@@ -5,11 +5,11 @@ import sys
 import pytest
 
 from vla_ros.errors import MissingDependencyError
-from vla_ros.sim import render
+from vla_ros_lab.sim import render
 
 PROGRAM = """
 from vla_ros.errors import MissingDependencyError
-from vla_ros.sim.world import TableTop
+from vla_ros_lab.sim.world import TableTop
 try:
     TableTop().render()
 except MissingDependencyError as error:
@@ -54,7 +54,7 @@ def test_osmesa_is_used_without_egl(monkeypatch):
 
 
 def test_a_world_may_be_closed_twice():
-    from vla_ros.sim.world import TableTop
+    from vla_ros_lab.sim.world import TableTop
 
     world = TableTop()
     world.render()

@@ -7,8 +7,8 @@ import pytest
 
 from vla_ros.config import load
 from vla_ros.config.files import config_file
-from vla_ros.sim import report as demo
-from vla_ros.sim.results import DemoResult, EpisodeResult
+from vla_ros_lab.sim import report as demo
+from vla_ros_lab.sim.results import DemoResult, EpisodeResult
 
 
 def episode(seed, success):

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from vla_ros.errors import ConfigError
-from vla_ros.sim.arm import TWO_ARMS
-from vla_ros.sim.scene import CLEARANCE, TABLE_X, TABLE_Y, draw, shuffled_instruction
-from vla_ros.sim.tasks import SIDES, TASK_NAMES, Task, make_task, parse_instruction
+from vla_ros_lab.sim.arm import TWO_ARMS
+from vla_ros_lab.sim.scene import CLEARANCE, TABLE_X, TABLE_Y, draw, shuffled_instruction
+from vla_ros_lab.sim.tasks import SIDES, TASK_NAMES, Task, make_task, parse_instruction
 
 
 def test_a_seed_always_gives_the_same_scene():

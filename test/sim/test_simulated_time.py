@@ -11,12 +11,12 @@ from vla_ros.cli.main import main
 from vla_ros.errors import ConfigError
 from vla_ros.node.source import PolicySource
 from vla_ros.policies import Session
-from vla_ros.sim.arguments import episode_options, make_table, mode_of, parse, plan_demo
-from vla_ros.sim.environment import PolicyFailedError
-from vla_ros.sim.expert import ExpertPolicy
-from vla_ros.sim.results import EpisodeResult, steadiness
-from vla_ros.sim.simulated_time import SimulatedTime
 from vla_ros.types import ActionChunk, Observation
+from vla_ros_lab.sim.arguments import episode_options, make_table, mode_of, parse, plan_demo
+from vla_ros_lab.sim.environment import PolicyFailedError
+from vla_ros_lab.sim.expert import ExpertPolicy
+from vla_ros_lab.sim.results import EpisodeResult, steadiness
+from vla_ros_lab.sim.simulated_time import SimulatedTime
 
 CHUNKS = ("--actions", "joint_position", "-p", "policy.horizon:=16", "-p", "control.rate_hz:=20.0")
 

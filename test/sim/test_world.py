@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from vla_ros.sim import arm
-from vla_ros.sim.expert import positions_of
-from vla_ros.sim.tasks import COLOURS, KINDS
-from vla_ros.sim.world import TableTop, WorldOptions
+from vla_ros_lab.sim import arm
+from vla_ros_lab.sim.expert import positions_of
+from vla_ros_lab.sim.tasks import COLOURS, KINDS
+from vla_ros_lab.sim.world import TableTop, WorldOptions
 
 
 def wander(world: TableTop, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from tools.checkpoints.vocabulary import write_tokenizer
-from vla_ros.policies.checkpoint_files import INDEX
-from vla_ros.policies.openvla.architecture import Architecture
-from vla_ros.policies.weights import write_shards
+from vla_ros_models.checkpoint_files import INDEX
+from vla_ros_models.openvla.architecture import Architecture
+from vla_ros_models.weights import write_shards
 
 Statistics = Mapping[str, Mapping[str, Mapping[str, Sequence[float] | Sequence[bool]]]]
 """Maps a dataset to ``{"action": {"q01": [...], "q99": [...], "mask": [...]}}``."""

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tools.checkpoints.openvla import Statistics, write_checkpoint
 from tools.checkpoints.vocabulary import PROMPT_WORDS, TABLE_WORDS, word_ids
-from vla_ros.engine.shapes import IMAGENET_MEAN, IMAGENET_STD, DecoderShape, TowerShape
-from vla_ros.policies.openvla.architecture import LLAMA2_EMPTY_TOKEN, Architecture
-from vla_ros.policies.openvla.loading import build_empty
+from vla_ros_models.engine.shapes import IMAGENET_MEAN, IMAGENET_STD, DecoderShape, TowerShape
+from vla_ros_models.openvla.architecture import LLAMA2_EMPTY_TOKEN, Architecture
+from vla_ros_models.openvla.loading import build_empty
 
 STATISTICS: Statistics = {
     "tiny": {

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from vla_ros.policies.openvla.architecture import LLAMA2_EMPTY_TOKEN
+from vla_ros_models.openvla.architecture import LLAMA2_EMPTY_TOKEN
 
 SPACE = "\u2581"
 """The mark that stands for a space before a word."""

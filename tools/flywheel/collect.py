@@ -19,7 +19,7 @@ from tools.train.evaluate import words_of
 from vla_ros.errors import VlaRosError
 from vla_ros.node.source import PolicySource
 from vla_ros.policies.base import create
-from vla_ros.sim.arguments import episode_options, make_table, parse, plan_demo
+from vla_ros_lab.sim.arguments import episode_options, make_table, parse, plan_demo
 
 KINDS = ("corrected", "demonstrated", "autonomous")
 JOURNAL = "episodes.json"

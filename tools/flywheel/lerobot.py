@@ -27,10 +27,10 @@ from tools.train.loop import RECIPE, STATE, STATISTICS, make_optimizer
 from tools.train.network import Trainee, architecture_of, initialize
 from tools.train.recipe import FitRecipe, NetworkRecipe, from_json
 from vla_ros.errors import VlaRosError
-from vla_ros.policies.checkpoint_files import read_json
-from vla_ros.sim.arm import FINGER_TRAVEL
-from vla_ros.sim.tasks import SLOTS, parse_instruction
 from vla_ros.types import UInt8Array
+from vla_ros_lab.sim.arm import FINGER_TRAVEL
+from vla_ros_lab.sim.tasks import SLOTS, parse_instruction
+from vla_ros_models.checkpoint_files import read_json
 
 _SHARD = 90_000  # number of the first shard with frames of a data set
 _SEED = 1_000_000  # times the episode; no such episode is held out

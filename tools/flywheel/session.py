@@ -17,16 +17,16 @@ from vla_ros.node.source import ActionSource
 from vla_ros.node.takeover import Episodes
 from vla_ros.record.bag import BagWriter
 from vla_ros.record.topics import Recorded, recorded_topics
-from vla_ros.replay.topics import live_name
-from vla_ros.sim import arm
-from vla_ros.sim.environment import Episode, EpisodeOptions, Measurements
-from vla_ros.sim.expert import RATE_HZ, Situation, plan
-from vla_ros.sim.results import EpisodeResult
-from vla_ros.sim.scene import LIFT_HEIGHT
-from vla_ros.sim.simulated_time import SimulatedTime
-from vla_ros.sim.table import TableEnvironment
 from vla_ros.types import FloatArray, JointState
 from vla_ros.vision.messages import encode_image
+from vla_ros_lab.replay.topics import live_name
+from vla_ros_lab.sim import arm
+from vla_ros_lab.sim.environment import Episode, EpisodeOptions, Measurements
+from vla_ros_lab.sim.expert import RATE_HZ, Situation, plan
+from vla_ros_lab.sim.results import EpisodeResult
+from vla_ros_lab.sim.scene import LIFT_HEIGHT
+from vla_ros_lab.sim.simulated_time import SimulatedTime
+from vla_ros_lab.sim.table import TableEnvironment
 
 LEADER = "/leader/joint_states"
 OPTIONS = ("takeover.input:=leader", f"takeover.leader:={LEADER}", "takeover.gripper:=hand = 0..1")

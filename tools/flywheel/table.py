@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vla_ros.eval.intervals import mcnemar, paired, wilson
+from vla_ros_lab.eval.intervals import mcnemar, paired, wilson
 
 _HEAD = "| policy | success | 95 % interval | against the weak policy | 95 % interval | only weak, only this | p |"
 

@@ -26,10 +26,10 @@ from tools.train.loop import RECIPE, STATE, STATISTICS, Training
 from tools.train.objective import kind_loss
 from tools.train.recipe import FitOptions, FitRecipe, FlowNetworkRecipe, as_json, from_json
 from vla_ros.errors import ConfigError
-from vla_ros.policies.checkpoint_files import read_json
-from vla_ros.policies.normalization import LEROBOT_EPS, make_normalization
-from vla_ros.policies.pi.architecture import PiArchitecture
-from vla_ros.policies.pi.processing import BINS, PromptForm
+from vla_ros_models.checkpoint_files import read_json
+from vla_ros_models.normalization import LEROBOT_EPS, make_normalization
+from vla_ros_models.pi.architecture import PiArchitecture
+from vla_ros_models.pi.processing import BINS, PromptForm
 
 HORIZON, STATE_SIZE, ACTIONS = 16, 8, 7
 EXECUTE_STEPS = 8

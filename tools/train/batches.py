@@ -17,7 +17,7 @@ from tools.train import shards
 from tools.train.labels import KINDS
 from tools.train.network import ACTION_TOKENS
 from tools.train.recipe import HELD_OUT_EVERY
-from vla_ros.sim.tasks import SLOTS
+from vla_ros_lab.sim.tasks import SLOTS
 
 logger = logging.getLogger(__name__)
 

@@ -1,9 +1,9 @@
-"""The expert's chunks for picking, for many states at once: a vectorised :func:`vla_ros.sim.expert.plan`."""
+"""The expert's chunks for picking, for many states at once: a vectorised :func:`vla_ros_lab.sim.expert.plan`."""
 
 import numpy as np
 
-from vla_ros.sim import arm, expert
 from vla_ros.types import FloatArray
+from vla_ros_lab.sim import arm, expert
 
 
 def pick_chunks(

@@ -119,7 +119,7 @@ def _bar() -> Progress:
 
 def _data(arguments: argparse.Namespace) -> int:
     from tools.train import data
-    from vla_ros.sim.tasks import TASK_NAMES
+    from vla_ros_lab.sim.tasks import TASK_NAMES
 
     recipe = recipe_of(DataRecipe, arguments)
     unknown = [task for task in recipe.tasks if task not in TASK_NAMES]

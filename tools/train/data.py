@@ -23,15 +23,15 @@ from vla_ros.config.files import config_file
 from vla_ros.errors import VlaRosError
 from vla_ros.node.source import ActionSource
 from vla_ros.policies.base import Session
-from vla_ros.sim import arm
-from vla_ros.sim.environment import EpisodeOptions
-from vla_ros.sim.expert import ExpertPolicy
-from vla_ros.sim.one_process import InLockstep
-from vla_ros.sim.scene import Scene
-from vla_ros.sim.table import TableEnvironment
-from vla_ros.sim.tasks import SLOTS, make_task
-from vla_ros.sim.world import TableTop, WorldOptions
 from vla_ros.types import ActionChunk, FloatArray, Observation, UInt8Array
+from vla_ros_lab.sim import arm
+from vla_ros_lab.sim.environment import EpisodeOptions
+from vla_ros_lab.sim.expert import ExpertPolicy
+from vla_ros_lab.sim.one_process import InLockstep
+from vla_ros_lab.sim.scene import Scene
+from vla_ros_lab.sim.table import TableEnvironment
+from vla_ros_lab.sim.tasks import SLOTS, make_task
+from vla_ros_lab.sim.world import TableTop, WorldOptions
 
 MANIFEST = "dataset.json"
 

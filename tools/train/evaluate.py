@@ -18,7 +18,7 @@ from tools.train.controls import Control, summarize
 from tools.train.export import FACTS, add_evaluation
 from tools.train.recipe import DATASET
 from vla_ros.errors import VlaRosError
-from vla_ros.policies.checkpoint_files import read_json
+from vla_ros_models.checkpoint_files import read_json
 
 
 def words_of(checkpoint: Path | str) -> tuple[str, ...]:

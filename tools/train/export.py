@@ -14,7 +14,7 @@ from tools.train.loop import LOG, RECIPE, STATE, STATISTICS
 from tools.train.network import Trainee, architecture_of, token_ids
 from tools.train.recipe import NetworkRecipe, from_json
 from vla_ros.errors import CheckpointError, ConfigError
-from vla_ros.policies.checkpoint_files import read_json
+from vla_ros_models.checkpoint_files import read_json
 
 FACTS = "training.json"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}

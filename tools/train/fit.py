@@ -21,9 +21,9 @@ from tools.train.recipe import (
     from_json,
 )
 from tools.train.tokens import Prompts, encode_actions, shape_actions, statistics_json, statistics_of
-from vla_ros.policies.checkpoint_files import read_json
-from vla_ros.policies.openvla.architecture import Architecture
-from vla_ros.policies.openvla.processing import ActionBins
+from vla_ros_models.checkpoint_files import read_json
+from vla_ros_models.openvla.architecture import Architecture
+from vla_ros_models.openvla.processing import ActionBins
 
 
 class Run(Training[Frames, Trainee]):

@@ -21,10 +21,10 @@ from tools.train.flow_words import FORM, VOCABULARY
 from tools.train.loop import LOG, RECIPE, STATE, STATISTICS
 from tools.train.recipe import FlowNetworkRecipe, from_json
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.checkpoint_files import read_json
-from vla_ros.policies.pi.loading import LEROBOT_PREFIX, parameter_parts
-from vla_ros.policies.processor_files import ACTION
-from vla_ros.policies.processor_files import STATE as STATE_KEY
+from vla_ros_models.checkpoint_files import read_json
+from vla_ros_models.pi.loading import LEROBOT_PREFIX, parameter_parts
+from vla_ros_models.processor_files import ACTION
+from vla_ros_models.processor_files import STATE as STATE_KEY
 
 EULER_STEPS = 5
 """Euler steps per inference; ten steps gave the same success rate."""

@@ -25,11 +25,11 @@ from tools.train.loop import STATISTICS, Training
 from tools.train.objective import kind_loss, place_loss
 from tools.train.recipe import DataRecipe, FitOptions, FitRecipe, FlowNetworkRecipe, as_json, from_json
 from vla_ros.errors import ConfigError
-from vla_ros.policies.normalization import LEROBOT_EPS, make_normalization
-from vla_ros.policies.pi.processing import state_bins
-from vla_ros.sim import arm
-from vla_ros.sim.tasks import SLOTS, make_task
 from vla_ros.types import FloatArray
+from vla_ros_lab.sim import arm
+from vla_ros_lab.sim.tasks import SLOTS, make_task
+from vla_ros_models.normalization import LEROBOT_EPS, make_normalization
+from vla_ros_models.pi.processing import state_bins
 
 TOKENIZER = "tokenizer.json"
 _EULER_STEPS = 10

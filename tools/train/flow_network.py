@@ -10,10 +10,10 @@ from torch.nn import functional
 from tools.train.labels import KINDS
 from tools.train.network import sincos_positions
 from tools.train.recipe import FlowNetworkRecipe
-from vla_ros.engine.ops import TowerOps, rotate
-from vla_ros.engine.shapes import DecoderShape, TowerShape
-from vla_ros.policies.pi.architecture import PI05, PiArchitecture, gemma
-from vla_ros.policies.pi.network import RMS_EPS, GemmaParameters, PiNetwork, rotary_tables_like
+from vla_ros_models.engine.ops import TowerOps, rotate
+from vla_ros_models.engine.shapes import DecoderShape, TowerShape
+from vla_ros_models.pi.architecture import PI05, PiArchitecture, gemma
+from vla_ros_models.pi.network import RMS_EPS, GemmaParameters, PiNetwork, rotary_tables_like
 
 STATE_SIZE = ACTION_SIZE = 8
 """Seven joints and the gripper."""

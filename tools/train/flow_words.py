@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tools.checkpoints.vocabulary import TABLE_WORDS
 from tools.train.flow_network import STATE_SIZE
-from vla_ros.policies.pi.processing import BINS, PromptForm, load_tokenizer, prompt_tokens
+from vla_ros_models.pi.processing import BINS, PromptForm, load_tokenizer, prompt_tokens
 
 _PIECE = r"\n|-?[0-9]+|[A-Za-z]+|[^\sA-Za-z0-9]"
 _WORDS = ("Task", "State", "Action", ":", ",", ";", ".", "the", "with", "arm", "and", "to", *TABLE_WORDS)

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tools.train.chunks import pick_chunks
-from vla_ros.sim.expert import Situation, decide, plan
-from vla_ros.sim.tasks import COLOURS, SHAPES, SLOTS, make_task
 from vla_ros.types import FloatArray
+from vla_ros_lab.sim.expert import Situation, decide, plan
+from vla_ros_lab.sim.tasks import COLOURS, SHAPES, SLOTS, make_task
 
 KINDS: tuple[str, ...] = tuple(f"{colour}_{shape}" for colour in COLOURS for shape in SHAPES)
 """Names of all kinds of objects."""

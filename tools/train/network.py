@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from tools.checkpoints.vocabulary import PROMPT_WORDS, TABLE_WORDS, word_ids
 from tools.train.labels import KINDS
 from tools.train.recipe import NetworkRecipe
-from vla_ros.engine.shapes import IMAGENET_MEAN, IMAGENET_STD, DecoderShape, TowerShape
-from vla_ros.policies.openvla.architecture import Architecture
-from vla_ros.policies.openvla.network import OpenVLAModel
+from vla_ros_models.engine.shapes import IMAGENET_MEAN, IMAGENET_STD, DecoderShape, TowerShape
+from vla_ros_models.openvla.architecture import Architecture
+from vla_ros_models.openvla.network import OpenVLAModel
 
 ACTION_TOKENS = 7
 BINS = 256

@@ -14,7 +14,7 @@ from torch.nn import functional
 from tools.train.batches import NOT_ASKED, Batch
 from tools.train.network import Predictions, Trainee
 from tools.train.recipe import FitRecipe
-from vla_ros.policies.openvla.processing import ActionBins
+from vla_ros_models.openvla.processing import ActionBins
 
 
 class Losses(NamedTuple):

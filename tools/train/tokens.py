@@ -13,11 +13,11 @@ from tools.train.labels import KINDS
 from tools.train.network import token_ids
 from tools.train.recipe import DATASET, FOREIGN_DATASET, LabelRecipe
 from tools.train.shards import Labels
-from vla_ros.policies.openvla.architecture import Architecture
-from vla_ros.policies.openvla.processing import ActionBins, ActionStatistics
-from vla_ros.policies.openvla.prompt import load_prompt_encoder
-from vla_ros.sim.tasks import make_task
 from vla_ros.types import FloatArray, IntArray
+from vla_ros_lab.sim.tasks import make_task
+from vla_ros_models.openvla.architecture import Architecture
+from vla_ros_models.openvla.processing import ActionBins, ActionStatistics
+from vla_ros_models.openvla.prompt import load_prompt_encoder
 
 _TURN = 0.05  # rad; the hand hardly turns, so bins from percentiles would only resolve noise
 _MASK = (True, True, True, True, True, True, False)

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from vla_ros.engine import tile_store
 from vla_ros.errors import ConfigError
 from vla_ros.graph.names import rcl_reach
+from vla_ros_models.engine import tile_store
 
 GIB = 1024**3
 _OK, NOTE, WRONG = "ok", "note", "wrong"

@@ -12,10 +12,10 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 import torch
 
 from test.policies.golden import GoldenCase, answer, read_cases
-from vla_ros.policies.groot import GrootOptions
-from vla_ros.policies.groot.inference import continue_chunk, load_model
-from vla_ros.policies.groot.loading import read_checkpoint
 from vla_ros.types import RawImage
+from vla_ros_models.groot import GrootOptions
+from vla_ros_models.groot.inference import continue_chunk, load_model
+from vla_ros_models.groot.loading import read_checkpoint
 
 DATA = Path(__file__).parents[2] / "data" / "groot"
 BACKBONE = str(DATA / "backbone")

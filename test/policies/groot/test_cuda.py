@@ -3,9 +3,9 @@ import pytest
 
 from test.policies.golden import GPU, eager_and_graphs
 from test.policies.groot.conftest import BACKBONE, DATA, VARIANTS, infer, load_cases, request
-from vla_ros.policies.groot import GrootOptions
-from vla_ros.policies.groot.inference import load_model
-from vla_ros.policies.groot.loading import read_checkpoint
+from vla_ros_models.groot import GrootOptions
+from vla_ros_models.groot.inference import load_model
+from vla_ros_models.groot.loading import read_checkpoint
 
 pytestmark = GPU
 

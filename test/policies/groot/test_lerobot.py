@@ -20,12 +20,12 @@ from safetensors.torch import save_file
 from test.policies.golden import edit_json
 from test.policies.groot.conftest import BACKBONE, DATA, infer
 from test.policies.smolvla.test_lerobot import PROMPTS, SIZES, ranges
-from vla_ros.policies.checkpoint_files import read_fields
-from vla_ros.policies.groot import GrootOptions
-from vla_ros.policies.groot.architecture import read_architecture
-from vla_ros.policies.groot.building import tensor_shapes
-from vla_ros.policies.groot.inference import load_model
-from vla_ros.policies.groot.loading import read_checkpoint
+from vla_ros_models.checkpoint_files import read_fields
+from vla_ros_models.groot import GrootOptions
+from vla_ros_models.groot.architecture import read_architecture
+from vla_ros_models.groot.building import tensor_shapes
+from vla_ros_models.groot.inference import load_model
+from vla_ros_models.groot.loading import read_checkpoint
 
 CHUNK = 1e-4
 EMBODIMENTS = {

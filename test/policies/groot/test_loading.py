@@ -8,9 +8,9 @@ import pytest
 from test.policies.groot.conftest import BACKBONE, DATA
 from vla_ros.config import load
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.groot import GrootOptions
-from vla_ros.policies.groot.loading import load_network, plan_memory, read_checkpoint
-from vla_ros.policies.groot.processing import GrootResize
+from vla_ros_models.groot import GrootOptions
+from vla_ros_models.groot.loading import load_network, plan_memory, read_checkpoint
+from vla_ros_models.groot.processing import GrootResize
 
 
 def test_the_plan_counts_the_weights_that_fp8_quantises():

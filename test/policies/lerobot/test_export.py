@@ -20,8 +20,8 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 from vla_ros.cli.main import main
 from vla_ros.config import load
-from vla_ros.export.episodes import ExportOptions, Resampler
-from vla_ros.replay.bag import Bag
+from vla_ros_lab.export.episodes import ExportOptions, Resampler
+from vla_ros_lab.replay.bag import Bag
 
 BAG = Path(__file__).parents[2] / "data" / "bags" / "demo_jpeg"
 DEMO = Path(__file__).parents[3] / "config" / "demo.yaml"
@@ -100,7 +100,7 @@ def test_lerobot_trains_on_an_export(exported: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
-    from vla_ros.policies.lerobot.checkpoint import read_spec
+    from vla_ros_models.lerobot.checkpoint import read_spec
 
     spec = read_spec(tmp_path / "run/checkpoints/last/pretrained_model")
     assert ([image.key for image in spec.images], spec.dimension, spec.horizon) == (["image"], 8, 4)

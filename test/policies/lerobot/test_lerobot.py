@@ -25,11 +25,11 @@ from vla_ros.config import Config, load
 from vla_ros.contract.features import complete_spec
 from vla_ros.errors import CheckpointError, ConfigError, MissingDependencyError, VlaRosError
 from vla_ros.policies.base import Policy, create
-from vla_ros.policies.lerobot import make
-from vla_ros.policies.lerobot.options import LeRobotOptions
-from vla_ros.policies.lerobot.policy import LeRobotPolicy
 from vla_ros.policies.remote.messages import pack, unpack
 from vla_ros.types import Observation, PreviousChunk
+from vla_ros_models.lerobot import make
+from vla_ros_models.lerobot.options import LeRobotOptions
+from vla_ros_models.lerobot.policy import LeRobotPolicy
 
 from .conftest import write
 

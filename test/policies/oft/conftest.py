@@ -10,9 +10,9 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 
 from test.policies.golden import read_cases
 from vla_ros.config import CameraConfig, Config
-from vla_ros.policies.oft import OFTOptions
-from vla_ros.policies.oft.policy import STATE_KEY, OFTPolicy
 from vla_ros.types import Observation
+from vla_ros_models.oft import OFTOptions
+from vla_ros_models.oft.policy import STATE_KEY, OFTPolicy
 
 DATA = Path(__file__).parents[2] / "data" / "oft"
 SETTINGS = json.loads((DATA / "settings.json").read_text())

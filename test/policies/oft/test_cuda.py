@@ -8,12 +8,12 @@ import torch
 
 from benchmarks.models.subject import random_weights
 from tools.checkpoints.tiny import tiny_architecture
-from vla_ros.policies.oft.inference import ChunkRequest, check_chunks, make_chunk_engine, plain_inference
-from vla_ros.policies.oft.network import Layout, OFTModel
-from vla_ros.policies.oft.processing import OFTResize
-from vla_ros.policies.weights import empty, fill
 from vla_ros.types import RawImage
 from vla_ros.vision.preprocess import process
+from vla_ros_models.oft.inference import ChunkRequest, check_chunks, make_chunk_engine, plain_inference
+from vla_ros_models.oft.network import Layout, OFTModel
+from vla_ros_models.oft.processing import OFTResize
+from vla_ros_models.weights import empty, fill
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 ARCHITECTURE = tiny_architecture(vocabulary=768, empty_token=500, llm_width=128, llm_layers=3)

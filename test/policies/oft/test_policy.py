@@ -17,12 +17,12 @@ from vla_ros.cli.main import main
 from vla_ros.config import Config
 from vla_ros.errors import CheckpointError, ConfigError, ImageError
 from vla_ros.policies import create
-from vla_ros.policies.oft import OFTOptions
-from vla_ros.policies.oft.network import Denoising, Layout, plan_sequence
-from vla_ros.policies.oft.policy import OFTPolicy
-from vla_ros.policies.openvla import OpenVLAOptions
-from vla_ros.policies.openvla.policy import OpenVLAPolicy
 from vla_ros.types import Observation
+from vla_ros_models.oft import OFTOptions
+from vla_ros_models.oft.network import Denoising, Layout, plan_sequence
+from vla_ros_models.oft.policy import OFTPolicy
+from vla_ros_models.openvla import OpenVLAOptions
+from vla_ros_models.openvla.policy import OpenVLAPolicy
 
 from .conftest import DATA, answer, cases, loaded, make_policy, observe
 

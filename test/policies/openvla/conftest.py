@@ -10,9 +10,9 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 
 from tools.checkpoints.tiny import tiny_architecture, write_tiny
 from vla_ros.config import Config
-from vla_ros.policies.openvla import OpenVLAOptions
-from vla_ros.policies.openvla.policy import OpenVLAPolicy
 from vla_ros.types import Observation
+from vla_ros_models.openvla import OpenVLAOptions
+from vla_ros_models.openvla.policy import OpenVLAPolicy
 
 DATA = Path(__file__).parents[2] / "data" / "openvla"
 

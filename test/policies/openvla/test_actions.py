@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vla_ros.errors import CheckpointError, ConfigError
-from vla_ros.policies.openvla.processing import ActionBins, choose, read_dataset_statistics
+from vla_ros_models.openvla.processing import ActionBins, choose, read_dataset_statistics
 
 BINS = ActionBins(32000)
 

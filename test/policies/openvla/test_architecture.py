@@ -7,7 +7,7 @@ from tools.checkpoints.openvla import config_json
 from tools.checkpoints.tiny import STATISTICS, tiny_architecture
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.base import folder_of
-from vla_ros.policies.openvla.architecture import parse_architecture, read_architecture
+from vla_ros_models.openvla.architecture import parse_architecture, read_architecture
 
 PATH = Path("config.json")
 

@@ -11,11 +11,11 @@ import torch
 from benchmarks.models.subject import OPENVLA_7B
 from tools.checkpoints.tiny import tiny_architecture, write_tiny
 from vla_ros.errors import OutOfMemoryError
-from vla_ros.policies.memory import MemoryCheck
-from vla_ros.policies.openvla.loading import OPENVLA_CHOICES, build_empty, plan_memory
-from vla_ros.policies.weights import parameter_shapes
 from vla_ros.types import Observation, RawImage
 from vla_ros.vision.processors import ResizeNaive
+from vla_ros_models.memory import MemoryCheck
+from vla_ros_models.openvla.loading import OPENVLA_CHOICES, build_empty, plan_memory
+from vla_ros_models.weights import parameter_shapes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -21,8 +21,8 @@ from tools.train.recipe import DATASET, FOREIGN_DATASET, TRAINING_SEED, NetworkR
 from tools.train.tokens import FOREIGN_STATISTICS, statistics_of
 from vla_ros.config import load
 from vla_ros.config.files import config_file
-from vla_ros.policies.checkpoint_files import checkpoint_folder, read_manifest
-from vla_ros.policies.openvla.architecture import read_architecture
+from vla_ros_models.checkpoint_files import checkpoint_folder, read_manifest
+from vla_ros_models.openvla.architecture import read_architecture
 
 DEMO = "demo"
 FOLDER = checkpoint_folder(DEMO)

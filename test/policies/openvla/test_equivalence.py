@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from vla_ros.engine import decoder
-from vla_ros.engine.ops import Ops
-from vla_ros.engine.shapes import DecoderShape
-from vla_ros.engine.stream import KVCache
-from vla_ros.engine.weights import LlamaDecoder, as_loaded
+from vla_ros_models.engine import decoder
+from vla_ros_models.engine.ops import Ops
+from vla_ros_models.engine.shapes import DecoderShape
+from vla_ros_models.engine.stream import KVCache
+from vla_ros_models.engine.weights import LlamaDecoder, as_loaded
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
@@ -42,7 +42,7 @@ def test_transformers_llama_gives_the_same_hidden_states(kv_heads):
 
 
 def test_gradients_reach_every_weight(small):
-    from vla_ros.policies.openvla.network import OpenVLAModel
+    from vla_ros_models.openvla.network import OpenVLAModel
 
     model = OpenVLAModel(small)
     logits, _, _ = model(model.normalize(torch.zeros(1, 224, 224, 3, dtype=torch.uint8)), torch.tensor([[1, 5, 9]]))

@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from vla_ros.policies.openvla.architecture import read_architecture
-from vla_ros.policies.openvla.loading import build_empty
-from vla_ros.policies.openvla.processing import ActionBins, read_dataset_statistics
-from vla_ros.policies.openvla.prompt import close_prompt
-from vla_ros.policies.weights import place
+from vla_ros_models.openvla.architecture import read_architecture
+from vla_ros_models.openvla.loading import build_empty
+from vla_ros_models.openvla.processing import ActionBins, read_dataset_statistics
+from vla_ros_models.openvla.prompt import close_prompt
+from vla_ros_models.weights import place
 
 FOLDER = Path(__file__).parents[2] / "data" / "openvla"
 

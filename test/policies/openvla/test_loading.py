@@ -8,9 +8,9 @@ from safetensors.torch import load_file, save_file
 
 from tools.checkpoints.tiny import random_weights
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.checkpoint_files import INDEX, SINGLE, from_files, read_manifest, stored_names
-from vla_ros.policies.openvla.loading import build_empty, check_weights
-from vla_ros.policies.weights import empty, fill
+from vla_ros_models.checkpoint_files import INDEX, SINGLE, from_files, read_manifest, stored_names
+from vla_ros_models.openvla.loading import build_empty, check_weights
+from vla_ros_models.weights import empty, fill
 
 FIRST = "model-00001-of-00002.safetensors"
 SECOND = "model-00002-of-00002.safetensors"

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import save_file
 
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.checkpoint_files import from_files, read_manifest
-from vla_ros.policies.oft.loading import merged_towers
-from vla_ros.policies.openvla.loading import LoraSettings, merging, read_adapter, read_lora_settings
+from vla_ros_models.checkpoint_files import from_files, read_manifest
+from vla_ros_models.oft.loading import merged_towers
+from vla_ros_models.openvla.loading import LoraSettings, merging, read_adapter, read_lora_settings
 
 FILE = Path(__file__).parents[2] / "data" / "lora.json"
 RECORDED = json.loads(FILE.read_text())

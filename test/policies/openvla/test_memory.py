@@ -9,9 +9,9 @@ import torch
 
 from benchmarks.models.subject import OPENVLA_7B
 from vla_ros.errors import OutOfMemoryError
-from vla_ros.policies.memory import MemoryCheck, available_memory
-from vla_ros.policies.openvla.loading import OPENVLA_CHOICES, build_empty, plan_memory
-from vla_ros.policies.weights import parameter_shapes
+from vla_ros_models.memory import MemoryCheck, available_memory
+from vla_ros_models.openvla.loading import OPENVLA_CHOICES, build_empty, plan_memory
+from vla_ros_models.weights import parameter_shapes
 
 GB = 10**9
 
@@ -100,7 +100,7 @@ def test_free_memory_of_this_machine_is_known():
 
 def test_memory_is_checked_before_weights_are_read(tiny, make_policy, monkeypatch):
     monkeypatch.setattr(MemoryCheck.__init__, "__defaults__", (lambda device: 1000, lambda device: False))
-    monkeypatch.setattr("vla_ros.policies.openvla.policy.fill", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr("vla_ros_models.openvla.policy.fill", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(OutOfMemoryError, match="the checkpoint needs"):
         make_policy(tiny).load()
 

@@ -12,11 +12,11 @@ from tools.checkpoints.tiny import STATISTICS, tiny_architecture, write_tiny
 from vla_ros.config import CameraConfig, Config, build
 from vla_ros.errors import CheckpointError, ConfigError, ImageError, VlaRosError
 from vla_ros.policies import Policy, create
-from vla_ros.policies.network_policy import choose_device
-from vla_ros.policies.openvla import OpenVLAOptions
-from vla_ros.policies.openvla.policy import OpenVLAPolicy
 from vla_ros.types import Observation
 from vla_ros.vision.processors import ResizeNaive
+from vla_ros_models.network_policy import choose_device
+from vla_ros_models.openvla import OpenVLAOptions
+from vla_ros_models.openvla.policy import OpenVLAPolicy
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +237,7 @@ def test_a_missing_checkpoint_is_refused(make_policy, folder, words):
 
 def test_options_are_imported_without_torch():
     code = (
-        "import sys, vla_ros.policies.openvla.prompt, vla_ros.policies.openvla.processing; "
+        "import sys, vla_ros_models.openvla.prompt, vla_ros_models.openvla.processing; "
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

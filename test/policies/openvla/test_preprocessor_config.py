@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from vla_ros.engine.shapes import IMAGENET_MEAN
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.openvla.architecture import read_architecture
-from vla_ros.policies.vision_tower import VisionBackbone
+from vla_ros_models.engine.shapes import IMAGENET_MEAN
+from vla_ros_models.openvla.architecture import read_architecture
+from vla_ros_models.vision_tower import VisionBackbone
 
 DATA = Path(__file__).parents[2] / "data" / "oft"
 VARIANTS = ["libero_discrete", "aloha_film"]

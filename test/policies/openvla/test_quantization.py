@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from tools.checkpoints.tiny import tiny_architecture, write_tiny
-from vla_ros.engine import decoder
-from vla_ros.engine.ops import Ops
-from vla_ros.engine.stream import KVCache
-from vla_ros.engine.weights import as_loaded
+from vla_ros_models.engine import decoder
+from vla_ros_models.engine.ops import Ops
+from vla_ros_models.engine.stream import KVCache
+from vla_ros_models.engine.weights import as_loaded
 
 
 @pytest.fixture(scope="module")

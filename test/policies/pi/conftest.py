@@ -16,10 +16,10 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from test.policies.golden import GoldenCase, answer, read_cases
-from vla_ros.policies.pi.architecture import EMBEDDINGS
-from vla_ros.policies.pi.checkpoint import read_checkpoint
-from vla_ros.policies.pi.inference import load_model, load_network
-from vla_ros.policies.pi.processing import find_robot
+from vla_ros_models.pi.architecture import EMBEDDINGS
+from vla_ros_models.pi.checkpoint import read_checkpoint
+from vla_ros_models.pi.inference import load_model, load_network
+from vla_ros_models.pi.processing import find_robot
 
 DATA = Path(__file__).parents[2] / "data" / "pi"
 MODELS = ("pi0", "pi05")

@@ -6,11 +6,11 @@ import pytest
 from test.policies.golden import GPU, eager_and_graphs
 from vla_ros.config import load
 from vla_ros.policies.base import create
-from vla_ros.policies.pi.checkpoint import read_checkpoint
-from vla_ros.policies.pi.inference import load_model
-from vla_ros.policies.pi.processing import find_robot
 from vla_ros.types import Observation, PreviousChunk, RawImage
 from vla_ros.vision.processors import ResizeWithPad
+from vla_ros_models.pi.checkpoint import read_checkpoint
+from vla_ros_models.pi.inference import load_model
+from vla_ros_models.pi.processing import find_robot
 
 from .conftest import CASES, MODELS, infer
 

@@ -5,18 +5,18 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from vla_ros.engine.device_errors import NotFiniteError
-from vla_ros.engine.flow import prefill_flow, sample
-from vla_ros.engine.flow_engine import Continuation, FlowEngine, FlowRequest
-from vla_ros.engine.guidance import guidance_scale
-from vla_ros.engine.kernel_check import checked
-from vla_ros.engine.ops import Ops
-from vla_ros.engine.shapes import TowerShape
-from vla_ros.engine.stream import Guide, KVCache
 from vla_ros.errors import ConfigError
-from vla_ros.policies.pi.architecture import PI05, PUBLISHED, gemma
-from vla_ros.policies.pi.inference import RealTimeChunk, prefix_weights
-from vla_ros.policies.pi.network import PiNetwork, build_empty, euler_times, make_flow
+from vla_ros_models.engine.device_errors import NotFiniteError
+from vla_ros_models.engine.flow import prefill_flow, sample
+from vla_ros_models.engine.flow_engine import Continuation, FlowEngine, FlowRequest
+from vla_ros_models.engine.guidance import guidance_scale
+from vla_ros_models.engine.kernel_check import checked
+from vla_ros_models.engine.ops import Ops
+from vla_ros_models.engine.shapes import TowerShape
+from vla_ros_models.engine.stream import Guide, KVCache
+from vla_ros_models.pi.architecture import PI05, PUBLISHED, gemma
+from vla_ros_models.pi.inference import RealTimeChunk, prefix_weights
+from vla_ros_models.pi.network import PiNetwork, build_empty, euler_times, make_flow
 
 from .conftest import CASES, MODELS
 

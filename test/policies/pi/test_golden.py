@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from vla_ros.engine.flow import prefill_flow, run_step, suffix_rows
-from vla_ros.engine.guidance import predict_velocity
-from vla_ros.engine.ops import Ops
-from vla_ros.engine.stream import KVCache
-from vla_ros.policies.pi import processing
-from vla_ros.policies.pi.inference import make_engine
-from vla_ros.policies.pi.network import euler_times
+from vla_ros_models.engine.flow import prefill_flow, run_step, suffix_rows
+from vla_ros_models.engine.guidance import predict_velocity
+from vla_ros_models.engine.ops import Ops
+from vla_ros_models.engine.stream import KVCache
+from vla_ros_models.pi import processing
+from vla_ros_models.pi.inference import make_engine
+from vla_ros_models.pi.network import euler_times
 
 from .conftest import CASES, MODELS, infer
 
@@ -100,7 +100,7 @@ def test_prefix_keys_and_suffix_equal_openpis(loaded, kind, monkeypatch):
 
     begun = []
     monkeypatch.setattr(Ops, "start", lambda *given: begun.append(given[2]))
-    monkeypatch.setattr("vla_ros.engine.flow.run_layers", lambda *given, **named: None)
+    monkeypatch.setattr("vla_ros_models.engine.flow.run_layers", lambda *given, **named: None)
     noise, state = (torch.from_numpy(np.float32(value))[None] for value in (request.noise, request.state))
     [rows, *_] = suffix_rows(flow, Ops(), cache, start, torch.zeros(1, 10, dtype=torch.int32))
     run_step(flow, Ops(), cache, noise, state, rows, 0)

@@ -9,13 +9,13 @@ from safetensors.torch import load_file, save_file
 
 from test.policies.golden import edit_json
 from vla_ros.errors import CheckpointError, ConfigError, VlaRosError
-from vla_ros.policies.pi import RtcSettings
-from vla_ros.policies.pi.architecture import EMBEDDINGS, EXPERT, PREFIX, PUBLISHED, SIGLIP, infer_architecture
-from vla_ros.policies.pi.checkpoint import read_checkpoint
-from vla_ros.policies.pi.inference import load_model, load_network
-from vla_ros.policies.pi.loading import parameter_parts, plan_memory
-from vla_ros.policies.pi.network import build_empty
-from vla_ros.policies.pi.processing import find_robot
+from vla_ros_models.pi import RtcSettings
+from vla_ros_models.pi.architecture import EMBEDDINGS, EXPERT, PREFIX, PUBLISHED, SIGLIP, infer_architecture
+from vla_ros_models.pi.checkpoint import read_checkpoint
+from vla_ros_models.pi.inference import load_model, load_network
+from vla_ros_models.pi.loading import parameter_parts, plan_memory
+from vla_ros_models.pi.network import build_empty
+from vla_ros_models.pi.processing import find_robot
 
 from .conftest import MODELS, infer
 from .mutations import AFTER, BEFORE, CONFIG, Mutation, config, mutate, options, step

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.pi.checkpoint import read_checkpoint
-from vla_ros.policies.pi.inference import load_model
+from vla_ros_models.pi.checkpoint import read_checkpoint
+from vla_ros_models.pi.inference import load_model
 
 from .conftest import CASES, DATA, infer
 from .mutations import CASES as MUTATIONS

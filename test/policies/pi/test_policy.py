@@ -9,8 +9,8 @@ from vla_ros.cli.main import main
 from vla_ros.config import load
 from vla_ros.errors import CheckpointError, ConfigError, VlaRosError
 from vla_ros.policies.base import create
-from vla_ros.policies.pi.processing import find_robot
 from vla_ros.types import Observation, PreviousChunk
+from vla_ros_models.pi.processing import find_robot
 
 from .conftest import CASES, DATA, MODELS
 
@@ -197,7 +197,7 @@ def test_a_model_that_ignores_its_images_is_refused(checkpoint, monkeypatch):
     def blind(self, images, ops):
         return self.embed_tokens.weight.new_zeros(len(images), 256, 64)
 
-    monkeypatch.setattr("vla_ros.policies.pi.network.PiNetwork.encode", blind)
+    monkeypatch.setattr("vla_ros_models.pi.network.PiNetwork.encode", blind)
     with pytest.raises(CheckpointError, match="does not see"):
         make(checkpoint()).load()
 

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from vla_ros.errors import CheckpointError, ConfigError
-from vla_ros.policies.normalization import LEROBOT_EPS, make_normalization
-from vla_ros.policies.pi.processing import (
+from vla_ros_models.normalization import LEROBOT_EPS, make_normalization
+from vla_ros_models.pi.processing import (
     ROBOTS,
     PromptForm,
     add_state,

@@ -6,7 +6,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.pi.processing import find_tokenizer, load_tokenizer
+from vla_ros_models.pi.processing import find_tokenizer, load_tokenizer
 
 from .conftest import DATA
 

@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
 
 from test.policies.golden import GoldenCase, answer, read_cases
-from vla_ros.policies.smolvla import SmolVlaOptions
-from vla_ros.policies.smolvla.loading import read_checkpoint
-from vla_ros.policies.smolvla.policy import load_model
+from vla_ros_models.smolvla import SmolVlaOptions
+from vla_ros_models.smolvla.loading import read_checkpoint
+from vla_ros_models.smolvla.policy import load_model
 
 SHIPPED = Path(__file__).parents[2] / "data" / "smolvla"
 OTHER = Path(os.environ.get("VLA_ROS_GOLDEN", "/nonexistent")) / "smolvla"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from test.policies.smolvla.conftest import CASES, EACH, infer, request
-from vla_ros.policies.smolvla.network import pad_expert
+from vla_ros_models.smolvla.network import pad_expert
 
 CHUNK = 1e-4
 

@@ -4,10 +4,10 @@ import pytest
 from test.policies.golden import edit_json
 from test.policies.smolvla.conftest import CASES, SHIPPED, infer, load_folder, request
 from vla_ros.errors import CheckpointError, ConfigError
-from vla_ros.policies.smolvla import SmolVlaOptions
-from vla_ros.policies.smolvla.architecture import SMOLVLM2
-from vla_ros.policies.smolvla.loading import read_checkpoint
-from vla_ros.policies.smolvla.policy import load_model
+from vla_ros_models.smolvla import SmolVlaOptions
+from vla_ros_models.smolvla.architecture import SMOLVLM2
+from vla_ros_models.smolvla.loading import read_checkpoint
+from vla_ros_models.smolvla.policy import load_model
 
 REFUSED = {
     "type": "pi0",

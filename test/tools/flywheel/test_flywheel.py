@@ -29,7 +29,7 @@ from tools.train.loop import RECIPE, STATISTICS  # noqa: E402
 from tools.train.recipe import DataRecipe, FitOptions, FitRecipe, LabelRecipe, NetworkRecipe  # noqa: E402
 from vla_ros.cli.main import main  # noqa: E402
 from vla_ros.errors import VlaRosError  # noqa: E402
-from vla_ros.sim.expert import MAX_STEP  # noqa: E402
+from vla_ros_lab.sim.expert import MAX_STEP  # noqa: E402
 
 SMALL = NetworkRecipe(
     vision_width=32, vision_blocks=1, vision_heads=2, llm_width=48, llm_layers=2, llm_heads=3, llm_hidden=64

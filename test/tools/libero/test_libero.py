@@ -15,11 +15,11 @@ from tools.libero.record import SIZE, halved, rotation_vector
 from tools.libero.score import NODE, cells
 from tools.train.recipe import FitOptions, FitRecipe
 from vla_ros.config import load
-from vla_ros.policies.pi.checkpoint import read_checkpoint
-from vla_ros.policies.pi.policy import PiPolicy
-from vla_ros.policies.pi.processing import load_tokenizer
 from vla_ros.types import Observation
 from vla_ros.vision.processors import resize_with_pad_linear
+from vla_ros_models.pi.checkpoint import read_checkpoint
+from vla_ros_models.pi.policy import PiPolicy
+from vla_ros_models.pi.processing import load_tokenizer
 
 DOWN = np.array([1.0, 0.0, 0.0, 0.0])
 

@@ -8,10 +8,10 @@ from tools.train import data, shards
 from tools.train.labels import KINDS, NOWHERE, counterfactual_actions, counterfactual_chunks, kinds_of, patch_of
 from tools.train.recipe import DataRecipe
 from vla_ros.errors import ConfigError, VlaRosError
-from vla_ros.sim import arm
-from vla_ros.sim.expert import Situation, decide, plan
-from vla_ros.sim.tasks import SLOTS, make_task
-from vla_ros.sim.world import TableTop, WorldOptions
+from vla_ros_lab.sim import arm
+from vla_ros_lab.sim.expert import Situation, decide, plan
+from vla_ros_lab.sim.tasks import SLOTS, make_task
+from vla_ros_lab.sim.world import TableTop, WorldOptions
 
 
 def test_the_number_of_processes_does_not_change_the_files(

@@ -28,9 +28,9 @@ from tools.train.recipe import (
 )
 from vla_ros.config import load
 from vla_ros.errors import CheckpointError, ConfigError
-from vla_ros.policies.openvla.policy import OpenVLAPolicy
-from vla_ros.sim.tasks import make_task
 from vla_ros.types import Observation
+from vla_ros_lab.sim.tasks import make_task
+from vla_ros_models.openvla.policy import OpenVLAPolicy
 
 
 @pytest.fixture(scope="module")

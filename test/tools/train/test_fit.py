@@ -14,9 +14,9 @@ from tools.train.labels import KINDS
 from tools.train.loop import LOG, STATE, rate
 from tools.train.objective import losses, step_losses
 from tools.train.recipe import FitOptions, FitRecipe, LabelRecipe, NetworkRecipe
-from vla_ros.engine.decoder import verify
 from vla_ros.errors import CheckpointError, ConfigError
-from vla_ros.sim.tasks import SLOTS
+from vla_ros_lab.sim.tasks import SLOTS
+from vla_ros_models.engine.decoder import verify
 
 CPU = FitOptions(device="cpu", log_every=2, save_every=1e9)
 

@@ -15,18 +15,18 @@ from tools.train.loop import LOG, STATISTICS
 from tools.train.recipe import DataRecipe, FitOptions, FitRecipe, FlowNetworkRecipe
 from vla_ros.config import load
 from vla_ros.config.files import config_file
-from vla_ros.engine.flow import prefill_flow, run_step, suffix_rows
-from vla_ros.engine.guidance import predict_velocity
-from vla_ros.engine.ops import Ops
-from vla_ros.engine.stream import KVCache
 from vla_ros.errors import ConfigError
-from vla_ros.policies.normalization import LEROBOT_EPS, make_normalization
-from vla_ros.policies.pi.checkpoint import read_checkpoint
-from vla_ros.policies.pi.inference import load_model, load_network
-from vla_ros.policies.pi.network import make_flow
-from vla_ros.policies.pi.policy import PiPolicy
-from vla_ros.policies.pi.processing import load_tokenizer, prompt_tokens
 from vla_ros.types import Observation
+from vla_ros_models.engine.flow import prefill_flow, run_step, suffix_rows
+from vla_ros_models.engine.guidance import predict_velocity
+from vla_ros_models.engine.ops import Ops
+from vla_ros_models.engine.stream import KVCache
+from vla_ros_models.normalization import LEROBOT_EPS, make_normalization
+from vla_ros_models.pi.checkpoint import read_checkpoint
+from vla_ros_models.pi.inference import load_model, load_network
+from vla_ros_models.pi.network import make_flow
+from vla_ros_models.pi.policy import PiPolicy
+from vla_ros_models.pi.processing import load_tokenizer, prompt_tokens
 
 SMALL = FlowNetworkRecipe(
     vision_width=32,

@@ -14,14 +14,14 @@ from vla_ros.config.files import config_file
 from vla_ros.control.gripper import Gripper
 from vla_ros.node.source import PolicySource
 from vla_ros.policies import Session
-from vla_ros.policies.openvla.processing import ActionBins
-from vla_ros.policies.openvla.prompt import load_prompt_encoder
-from vla_ros.sim.environment import EpisodeOptions
-from vla_ros.sim.expert import CLOSED, OPEN, ExpertPolicy
-from vla_ros.sim.one_process import InLockstep
-from vla_ros.sim.table import TableEnvironment
-from vla_ros.sim.world import TableTop, WorldOptions
 from vla_ros.types import ActionChunk, Observation
+from vla_ros_lab.sim.environment import EpisodeOptions
+from vla_ros_lab.sim.expert import CLOSED, OPEN, ExpertPolicy
+from vla_ros_lab.sim.one_process import InLockstep
+from vla_ros_lab.sim.table import TableEnvironment
+from vla_ros_lab.sim.world import TableTop, WorldOptions
+from vla_ros_models.openvla.processing import ActionBins
+from vla_ros_models.openvla.prompt import load_prompt_encoder
 
 BINS = ActionBins(VOCABULARY, 256)
 

@@ -1,0 +1,90 @@
+"""Normalises states and actions by z-score or quantiles, with openpi's or LeRobot's formulas."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_ros_models.checkpoint_files import read_statistics
+
+Array = NDArray[np.floating[Any]]
+
+OPENPI_EPS = 1e-6
+LEROBOT_EPS = 1e-8
+
+_BOUNDS = {
+    "z_score": ("mean", "std"),
+    "quantile": ("q01", "q99"),
+    "decile": ("q10", "q90"),
+    "min_max": ("min", "max"),
+}
+"""Statistics of each form of normalisation: mean and standard deviation, or the bounds that become -1 and 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class Normalization:
+    """Normalises one feature.
+
+    Dimensions without statistics are unchanged, and surplus statistics are ignored. Values are not clipped. The
+    order of operations is that of the published code, so that a state at ``q01`` becomes exactly -1 and falls into
+    the first bin of the prompt, not below it.
+    """
+
+    offset: Array  # [N], mean or 1st percentile
+    forward: Array  # [N], divisor in normalize: standard deviation or range, with an epsilon
+    back: Array  # [N], factor in unnormalize; without the epsilon for LeRobot's z-score
+    quantile: bool = False  # True maps the range to [-1, 1]
+
+    @property
+    def middle(self) -> Array:
+        """Middle of the training data [N]: the mean, or the middle between the quantiles."""
+        return self.offset + self.back / 2 if self.quantile else self.offset
+
+    @property
+    def largest(self) -> Array:
+        """Larger magnitude of the two bounds of the training data [N]; empty for a z-score, which has none."""
+        ends = np.abs([self.offset, self.offset + self.back])
+        return np.max(ends, axis=0) if self.quantile else np.zeros(0)
+
+    def normalize(self, values: Array) -> Array:
+        """Normalise [..., D]; the result has the statistics' data type."""
+        count, result = self._prepare(values)
+        part = (result[..., :count] - self.offset[:count]) / self.forward[:count]
+        result[..., :count] = part * 2 - 1 if self.quantile else part
+        return result
+
+    def unnormalize(self, values: Array) -> Array:
+        count, result = self._prepare(values)
+        part = (result[..., :count] + 1) / 2 if self.quantile else result[..., :count]
+        result[..., :count] = part * self.back[:count] + self.offset[:count]
+        return result
+
+    def _prepare(self, values: Array) -> tuple[int, Array]:
+        return min(values.shape[-1], len(self.offset)), np.array(values, dtype=self.offset.dtype)
+
+
+def make_normalization(
+    form: str, statistics: Mapping[str, Any], where: str, eps: float | None = None
+) -> Normalization:
+    """Make the normalisation of one feature from its statistics.
+
+    ``form`` is ``none`` or a key of :data:`_BOUNDS`, which names the statistics it needs. ``where`` names the file
+    and the feature in messages. ``eps`` selects LeRobot's formulas in float32 with this epsilon; without it,
+    openpi's in float64.
+    """
+    dtype: Any = np.float64 if eps is None else np.float32
+    if form == "none":
+        nothing = np.zeros(0, dtype)
+        return Normalization(nothing, nothing, nothing)
+    first, second = read_statistics(statistics, _BOUNDS[form], where, dtype)
+    if form == "z_score":
+        forward = second + dtype(OPENPI_EPS if eps is None else eps)
+        return Normalization(first, forward, forward if eps is None else second)
+    span = second - first
+    if eps is None:
+        span += OPENPI_EPS
+    else:
+        span[span == 0] = eps
+    return Normalization(first, span, span, quantile=True)

@@ -1,0 +1,191 @@
+"""Reads published OpenVLA-OFT checkpoints: shards, component files and LoRA adapters.
+
+Adapters are merged in float32. Component files (``action_head--150000_checkpoint.pt``) are pickles; only torch's
+weights-only reader opens them, which refuses anything other than tensors. A folder written by ``vla-ros convert``
+contains only safetensors.
+"""
+
+import logging
+import re
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from torch import Tensor
+
+from vla_ros.errors import CheckpointError
+from vla_ros_models.checkpoint_files import Produce, StoredTensor, from_files, read_manifest
+from vla_ros_models.oft.network import COMPONENTS, Layout
+from vla_ros_models.openvla.architecture import Architecture
+from vla_ros_models.openvla.loading import (
+    LORA_FOLDER,
+    Adapter,
+    LoraSettings,
+    adapter_folder,
+    merge_lora,
+    merging,
+    read_adapter,
+    read_lora_settings,
+    refuse_rest,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Every tensor of a checkpoint under its parameter name."""
+
+    manifest: dict[str, StoredTensor]  # shape and type of each tensor
+    loaded: dict[str, Tensor]  # tensors already in memory: components and merged vision towers
+    adapter: Adapter = field(default_factory=dict)  # LoRA adapter, merged when a tensor is read
+    predicts_noise: bool = False  # True if a component file declares a diffusion head
+
+    @property
+    def produce(self) -> Produce:
+        """A function that yields tensors by name, with the adapter merged."""
+
+        def produce(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+            yield from ((name, self.loaded[name]) for name in names if name in self.loaded)
+            stored = merging(from_files(self.manifest), self.adapter)
+            yield from stored([name for name in names if name not in self.loaded])
+
+        return produce
+
+
+def read_weights(folder: Path, base: Path | None = None, *, towers: bool = True) -> Weights:
+    """Find all tensors of a checkpoint; reads the shards' headers and the component files.
+
+    ``base`` is the folder of the base model into which the checkpoint's LoRA adapter is merged; None if the shards
+    are merged already, as in published checkpoints. Without ``towers``, the vision towers of a FiLM checkpoint are
+    skipped, because merging them takes seconds. Raises CheckpointError if a file is missing, damaged or duplicated,
+    or contains anything other than tensors, or if an adapter does not fit.
+    """
+    manifest = read_manifest(base or folder)
+    known = (*COMPONENTS, "vision_backbone")
+    files = [one.name for one in sorted(folder.glob("*checkpoint*.pt"))]
+    if unknown := [name for name in files if name.partition("--")[0] not in known]:
+        raise CheckpointError(f"{folder}: found the components {unknown}, expected only {list(known)}")
+    loaded: dict[str, Tensor] = {}
+    predicts_noise = False
+    for name in COMPONENTS:
+        file = component_file(folder, name)
+        if file is not None:
+            tensors = read_component(file)
+            predicts_noise |= any(key.startswith("noise_predictor.") for key in tensors)
+            # Both kinds of head are the same network under different names.
+            short = {
+                re.sub(r"^(noise_predictor\.mlp_resnet|model)\.", "", key): one for key, one in tensors.items()
+            }
+            named = {f"{name}.{key}": tensor for key, tensor in short.items()}
+            loaded |= named
+            manifest |= _described(named, file)
+    film = component_file(folder, "vision_backbone") if towers else None
+    if film is not None:
+        config = folder / LORA_FOLDER / "adapter_config.json"
+        settings = read_lora_settings(config) if config.exists() else LoraSettings()
+        merged = merged_towers(read_component(film), film, settings)
+        manifest = {key: one for key, one in manifest.items() if not key.startswith("vision_backbone.")}
+        manifest |= _described(merged, film)
+        loaded |= merged
+    adapter = {}
+    if base is not None:
+        adapter = read_adapter(adapter_folder(folder), manifest, film is not None)
+        logger.info("policy.base: %d LoRA weights of %s are merged into %s", len(adapter), folder.name, base.name)
+    elif (folder / LORA_FOLDER / "adapter_model.safetensors").exists():
+        logger.info(
+            "%s: the shards are taken as merged and %s is not read; set policy.base to merge the adapter",
+            folder.name,
+            LORA_FOLDER,
+        )
+    return Weights(manifest, loaded, adapter, predicts_noise)
+
+
+def layout_of(
+    weights: Weights, architecture: Architecture, folder: Path, images: int, chunk: int, action: int
+) -> Layout:
+    """Derive a checkpoint's layout from its tensors, and check that the tensors fit together.
+
+    ``images`` is the number of images, ``chunk`` is K, and ``action`` is D according to the statistics. Raises
+    CheckpointError, which names ``folder``, if a component is missing or does not fit the network or the
+    statistics.
+    """
+    shapes = {name: stored.shape for name, stored in weights.manifest.items()}
+    width = architecture.llm.hidden_size
+    noisy, head = "noisy_action_projector.fc1.weight" in shapes, "action_head.fc2.weight" in shapes
+    if noisy and not head:
+        raise CheckpointError(f"{folder}: a noisy_action_projector without an action_head; copy both files")
+    if weights.predicts_noise and not noisy:
+        raise CheckpointError(
+            f"{folder}: a diffusion head without its projector, noisy_action_projector--*_checkpoint.pt; copy it"
+        )
+    expected = {
+        "action_head.fc1.weight": (width, width * action),
+        "action_head.fc2.weight": (action, width),
+        "proprio_projector.fc2.weight": (width, width),
+        "noisy_action_projector.fc2.weight": (width, width),
+    }
+    for name, shape in expected.items():
+        if shapes.get(name, shape) != shape:
+            raise CheckpointError(
+                f"{folder}: {name} is {list(shapes[name])}, expected {list(shape)} for a decoder of width {width} "
+                f"and statistics of {action} numbers per action; the file belongs to another checkpoint"
+            )
+    state = shapes.get("proprio_projector.fc1.weight", (0, 0))[1]
+    film = any(".blocks.0.scale.weight" in name for name in shapes)
+    return Layout(images, chunk, action, state, "diffusion" if noisy else "l1" if head else "none", film)
+
+
+def component_file(folder: Path, name: str) -> Path | None:
+    """Return the file ``NAME--STEP_checkpoint.pt``, or None; raises CheckpointError if there are several."""
+    found = sorted(folder.glob(f"{name}--*checkpoint*.pt"))
+    if len(found) > 1:
+        raise CheckpointError(f"{folder}: {[one.name for one in found]}: expected one {name}; delete the others")
+    return found[0] if found else None
+
+
+def read_component(file: Path) -> dict[str, Tensor]:
+    """Read the tensors of a ``.pt`` file with torch's weights-only reader; names lose the prefix ``module.``."""
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    except UnpicklingError as error:
+        raise CheckpointError(
+            f"{file}: contains objects other than tensors; not opened, because opening it could run code "
+            f"({str(error).strip().splitlines()[0]})"
+        ) from error
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
+        raise CheckpointError(f"{file}: not readable ({error}); download it again") from error
+    if not isinstance(content, dict) or not all(isinstance(one, Tensor) for one in content.values()):
+        raise CheckpointError(f"{file}: found {type(content).__name__}, expected tensors by name")
+    return {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
+
+
+def merged_towers(tensors: Mapping[str, Tensor], file: Path, settings: LoraSettings) -> dict[str, Tensor]:
+    """Merge the adapters of FiLM vision towers; return the tensors by parameter name."""
+    merged: dict[str, Tensor] = {}
+    left = {name for name in tensors if ".lora_" in name}
+    for name, tensor in tensors.items():
+        if ".lora_" in name:
+            continue
+        layer, based, leaf = name.partition(".base_layer.")
+        if based and leaf == "weight":
+            names = [f"{layer}.lora_{one}.default.weight" for one in "AB"]
+            if missing := [one for one in names if one not in tensors]:
+                raise CheckpointError(f"{file}: lacks {missing[0]}; download it again")
+            a, b = (tensors[one] for one in names)
+            left -= {*names}
+            tensor = merge_lora(tensor, a, b, settings.scale(a.shape[0]))
+        merged[re.sub(r"(\.blocks\.\d+)\.block\.", r"\1.", name.replace(".base_layer.", "."))] = tensor
+    refuse_rest(file, left)
+    return merged
+
+
+def _described(tensors: Mapping[str, Tensor], file: Path) -> dict[str, StoredTensor]:
+    names = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+    return {
+        key: StoredTensor(file, tuple(one.shape), names.get(one.dtype, str(one.dtype)), key)
+        for key, one in tensors.items()
+    }

@@ -1,0 +1,208 @@
+"""OpenVLA-OFT as a :class:`~vla_ros.policies.base.Policy`."""
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from vla_ros.config import Config
+from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
+from vla_ros.errors import CheckpointError, ConfigError
+from vla_ros.policies.base import Progress
+from vla_ros.policies.published import loop_of
+from vla_ros.types import ActionChunk, Observation
+from vla_ros_models.engine.weights import DecoderWeights
+from vla_ros_models.network_policy import SELF_TEST_INSTRUCTION, Asked, Images, Placement, two_images
+from vla_ros_models.oft import OFTOptions, choose_variant
+from vla_ros_models.oft.inference import (
+    ChunkInference,
+    ChunkRequest,
+    check_chunks,
+    make_chunk_engine,
+    plain_inference,
+)
+from vla_ros_models.oft.loading import Weights, layout_of, read_weights
+from vla_ros_models.oft.network import Layout, OFTModel
+from vla_ros_models.oft.processing import OFTResize
+from vla_ros_models.openvla.architecture import Architecture, read_architecture
+from vla_ros_models.openvla.policy import LONG_PROMPT, NATIVE_GRIPPER, LoadedNetwork, OpenVLANetworkPolicy
+from vla_ros_models.openvla.processing import ActionBins, ActionStatistics, choose
+from vla_ros_models.openvla.prompt import PromptEncoder, PromptSession, load_prompt_encoder
+from vla_ros_models.weights import empty
+
+logger = logging.getLogger(__name__)
+
+STATE_KEY = "state"
+MARGIN = 1e-8
+"""Added to the width of every range, as in the published code."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """The contents of a checkpoint's files, before any weight is loaded."""
+
+    architecture: Architecture
+    layout: Layout
+    weights: Weights
+    statistics: ActionStatistics  # of the actions
+    state: ActionStatistics | None  # None if there is no state
+    spec: PolicySpec
+
+
+@dataclass(frozen=True)
+class _Loaded(LoadedNetwork[ChunkInference]):
+    model: OFTModel
+    state: ActionStatistics | None  # None if there is no state
+
+
+@dataclass
+class OFTSession(PromptSession):
+    """One robot's encoded instruction and noise."""
+
+    random: np.random.Generator = field(default_factory=np.random.default_rng)  # noise of a diffusion head
+
+
+class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
+    """Infers a chunk of actions from one to three images, an instruction and optionally a state.
+
+    ``info`` of a discrete checkpoint's chunk has ``logit_margins`` and ``outside_bins``.
+    """
+
+    Options = OFTOptions
+    title = "OpenVLA-OFT"
+    _options: OFTOptions
+    _margin = MARGIN
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._keys, self._features, self._preset = config.camera.keys, config.features, config.preset
+        self.spec = PolicySpec(images=tuple(ImageFeature(key) for key in self._keys))
+
+    def describe(self) -> PolicySpec:
+        return self._describe(towers=False).spec
+
+    def start_session(self) -> OFTSession:
+        seed = self._options.seed
+        return OFTSession(random=np.random.default_rng(None if seed < 0 else seed))
+
+    def _describe(self, *, towers: bool = True) -> Description:
+        """Read the files; without ``towers``, the result has the spec, but cannot be loaded."""
+        options, folder = self._options, self.folder
+        variant = choose_variant(options, self._preset)
+        keys = self._keys[: options.images or None]
+        if len(keys) < options.images:
+            raise ConfigError(
+                f"policy.images: the checkpoint takes {options.images} images, found camera.keys {list(keys)}; "
+                "add the missing cameras, in the order used in training"
+            )
+        architecture = read_architecture(self._base)
+        self._bounds = variant.bounds
+        statistics = choose(self._statistics(), options.unnorm_key)
+        dimension = statistics.dimension
+        if variant.action not in (0, dimension):
+            raise ConfigError(
+                f"preset: {self._preset} has actions of {variant.action} numbers, but the checkpoint's statistics "
+                f"for '{statistics.key}' have {dimension}; the checkpoint is for another robot"
+            )
+        weights = read_weights(folder, self._base if options.base else None, towers=towers)
+        layout = layout_of(weights, architecture, folder, len(keys), variant.chunk, dimension)
+        state = choose(self._statistics("proprio"), statistics.key) if layout.state else None
+        if state is not None and state.dimension != layout.state:
+            raise CheckpointError(
+                f"{folder}: proprio_projector takes {layout.state} numbers, but the statistics of '{state.key}' "
+                f"have {state.dimension}; the files belong to different checkpoints"
+            )
+        size = (architecture.image_size, architecture.image_size)
+        processor = OFTResize(size, options.crop_area, variant.camera_side)
+        loop = loop_of("oft", self._preset)
+        spec = PolicySpec(
+            images=tuple(ImageFeature(key, processor) for key in keys),
+            state=(StateFeature(self._state_key(), size=layout.state, middle=state.middle),) if state else (),
+            action=self._action(dimension, NATIVE_GRIPPER),
+            dimension=dimension,
+            horizon=layout.chunk,
+            rate_hz=loop.rate_hz,
+            execute_steps=loop.execute_steps,
+            noise=(layout.chunk, layout.action) if layout.head == "diffusion" else (),
+        )
+        return Description(architecture, layout, weights, statistics, state, spec)
+
+    def _open(self, where: Placement) -> tuple[Description, OFTModel, PromptEncoder]:
+        found = self._describe()
+        architecture, layout = found.architecture, found.layout
+        reserved = (layout.images - 1) * architecture.patches + layout.extras + layout.slots + 1
+        prompt = load_prompt_encoder(self._base, architecture, "auto", reserved)
+        model = empty(lambda: OFTModel(architecture, layout))
+        logger.info("%s %s: %s", self.title, self.folder.name, layout)
+        self._check(model, found.weights.manifest, where.device)
+        return found, model, prompt
+
+    def _build(
+        self, opened: tuple[Description, OFTModel, PromptEncoder], where: Placement, progress: Progress
+    ) -> None:
+        found, model, prompt = opened
+        decoder = self._fill(model, found.weights.produce, where, progress)
+        self.spec = found.spec
+        plain = None if decoder is not None else plain_inference(model, self._options.denoising_steps)
+        inference = self._make_engine(model, prompt, decoder, plain) or plain
+        assert inference is not None, "quantised weights have no reference path, so a failed engine raises"
+        bins = ActionBins(found.architecture.action_vocab_size, found.architecture.action_bins)
+        self._loaded = _Loaded(model, prompt, bins, found.statistics, inference, found.state)
+
+    def _make_engine(
+        self, model: OFTModel, prompt: PromptEncoder, decoder: DecoderWeights | None, plain: ChunkInference | None
+    ) -> ChunkInference | None:
+        """Return an engine that passed its tests, or None for ``plain``."""
+        options, ids, size = self._options, prompt.encode(SELF_TEST_INSTRUCTION), model.architecture.image_size
+        pair = two_images(size, size)
+
+        def make() -> ChunkInference:
+            ops, encode = self._kernels(model, decoder, pair, model.layout.film)
+            return make_chunk_engine(model, decoder, ops, encode, options.denoising_steps)
+
+        def check(engine: ChunkInference) -> None:
+            engine.warm_up([len(ids), LONG_PROMPT])
+            if options.self_test and plain is not None:
+                state, noise = np.zeros(model.layout.state), np.zeros(1)
+                asked = [ChunkRequest([image] * model.layout.images, ids, state, noise) for image in pair]
+                ours, theirs = ([one.answer(each) for each in asked] for one in (engine, plain))
+                check_chunks(ours, theirs, model.dtype)
+
+        return self._engine(model, make, check, has_fallback=plain is not None)
+
+    def _warm_up(self, batch: int) -> bool:
+        loaded = self.loaded
+        if loaded.engine.batches:
+            loaded.engine.warm_up([len(loaded.prompt.encode(SELF_TEST_INSTRUCTION)), LONG_PROMPT], batch)
+        return loaded.engine.batches
+
+    def _resizing_device(self) -> torch.device | None:
+        return super()._resizing_device() if self.loaded.engine.runner.graphs else None
+
+    def _request(self, session: OFTSession, observation: Observation, images: Images) -> ChunkRequest:
+        loaded = self.loaded
+        tokens = session.encode(loaded.prompt, observation.instruction)
+        state = None if loaded.state is None else loaded.state.normalize(self._state(observation))
+        layout, noise = loaded.model.layout, None
+        if layout.head == "diffusion":
+            drawn = session.random.standard_normal((layout.chunk, layout.action))
+            noise = drawn if observation.noise is None else observation.noise
+        return ChunkRequest(list(images.values()), tokens, state, noise)
+
+    def _answer(self, asked: Sequence[Asked[OFTSession, ChunkRequest]]) -> Iterator[ActionChunk]:
+        chunks = self.loaded.engine.answer_all([one.request for one in asked])
+        for one, chunk in zip(asked, chunks, strict=True):
+            normalized = chunk.normalized
+            if chunk.tokens is not None:
+                normalized = self.loaded.bins.decode(chunk.tokens).reshape(normalized.shape)
+            yield self._chunk(
+                one.observation, one.request.prompt, normalized, chunk.tokens, chunk.margins, chunk.stages_ms
+            )
+
+    def _state_key(self) -> str:
+        """Return the name of the only state vector in ``features.state``, or :data:`STATE_KEY`."""
+        declared = [re.split(r"[\s=\[]", text.strip(), maxsplit=1)[0] for text in self._features.state]
+        return declared[0] if len(declared) == 1 else STATE_KEY

@@ -1,0 +1,111 @@
+"""Checks a checkpoint's tensors against a network, loads them, and writes them."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from vla_ros.errors import CheckpointError
+from vla_ros.policies.base import Progress, no_progress
+from vla_ros_models.checkpoint_files import FLOATS, INDEX, Produce, StoredTensor, list_some
+
+M = TypeVar("M", bound=nn.Module)
+Shapes = Mapping[str, tuple[int, ...]]
+"""Maps parameter names to shapes."""
+
+
+class _NoInit(TorchFunctionMode):
+    """Skips ``torch.nn.init``: to draw random numbers on ``meta``, torch imports its compiler."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_init = getattr(func, "__module__", "") == "torch.nn.init"
+        return None if is_init else func(*args, **(kwargs or {}))
+
+
+def empty(make: Callable[[], M]) -> M:
+    """Return the network that ``make`` builds on ``meta``, without memory for its weights; for inference only."""
+    with torch.device("meta"), _NoInit():
+        return make().eval().requires_grad_(False)
+
+
+def parameter_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every parameter, by name."""
+    return {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+
+
+def check_weights(
+    needed: Shapes, manifest: Mapping[str, StoredTensor], unused: Callable[[str], object], source: str
+) -> None:
+    """Raise CheckpointError, which begins with ``source`` and names all tensors that differ.
+
+    ``unused`` returns True for stored tensors that the network does not use.
+    """
+    both = sorted(needed.keys() & manifest.keys())
+    problems = {
+        "missing": sorted(needed.keys() - manifest.keys()),
+        "unexpected": sorted(name for name in manifest.keys() - needed.keys() if not unused(name)),
+        "of the wrong shape": [
+            f"{name} in {manifest[name].file.name}: {list(manifest[name].shape)}, expected {list(needed[name])}"
+            for name in both
+            if manifest[name].shape != needed[name]
+        ],
+        f"not of a type in {list(FLOATS)}": [
+            f"{name} in {manifest[name].file.name}: {manifest[name].dtype}"
+            for name in both
+            if manifest[name].dtype not in FLOATS
+        ],
+    }
+    if text := "; ".join(list_some(what, names) for what, names in problems.items() if names):
+        raise CheckpointError(f"{source}: {text}")
+
+
+def fill(
+    network: nn.Module,
+    produce: Produce,
+    device: torch.device,
+    dtype: torch.dtype | Callable[[str], torch.dtype],
+    progress: Progress = no_progress,
+) -> None:
+    """Load the weights of a network on ``meta`` one tensor at a time, without a second copy on the host.
+
+    ``dtype`` is the data type of all parameters, or a function from name to data type.
+    """
+    sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
+    total, done = sum(sizes.values()), 0
+    for name, tensor in produce(list(sizes)):
+        place(network, name, tensor, device, dtype if isinstance(dtype, torch.dtype) else dtype(name))
+        done += sizes[name]
+        progress(done / total, f"loading {name}")
+    network.to(device)  # also moves constants, which are not parameters
+
+
+def place(network: nn.Module, name: str, tensor: Tensor, device: torch.device, dtype: torch.dtype) -> None:
+    """Set one parameter of a network on ``meta``."""
+    owner_name, _, leaf = name.rpartition(".")
+    owner: Any = network.get_submodule(owner_name)
+    moved = tensor.view(getattr(owner, leaf).shape).to(device=device, dtype=dtype)
+    # A tensor that was neither moved nor converted still maps its file, which may change.
+    value = moved.clone() if moved.data_ptr() == tensor.data_ptr() else moved
+    setattr(owner, leaf, nn.Parameter(value, requires_grad=False))
+
+
+def write_shards(folder: Path, parts: Sequence[Sequence[str]], produce: Produce) -> tuple[int, int]:
+    """Write one safetensors file per part, and the index; return the tensor and byte counts."""
+    index: dict[str, str] = {}
+    size = 0
+    for number, part in enumerate(parts, 1):
+        file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        tensors = {name: tensor.contiguous() for name, tensor in produce(part)}
+        save_file(tensors, str(folder / file), metadata={"format": "pt"})
+        shutil.copymode(folder / "config.json", folder / file)  # safetensors makes it readable only by its owner
+        index.update(dict.fromkeys(part, file))
+        size += sum(tensor.nbytes for tensor in tensors.values())
+    content = {"metadata": {"total_size": size}, "weight_map": index}
+    (folder / INDEX).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return len(index), size
