@@ -61,15 +61,9 @@ setup(
     package_dir={"": "src"},
     packages=find_packages("src"),
     package_data={
-        NAME: [
-            "py.typed",
-            "config/presets/*.yaml",
-            "eval/*.yaml",
-            "middleware/templates/*",
-            "report/*.css",
-            "sim/assets/*",
-            "policies/*/demo_checkpoint/*",
-        ]
+        NAME: ["py.typed", "config/presets/*.yaml", "kinematics/*.urdf", "middleware/templates/*"],
+        "vla_ros_models": ["py.typed", "*/demo_checkpoint/*"],
+        "vla_ros_lab": ["py.typed", "eval/*.yaml", "report/*.css", "sim/assets/*"],
     },
     data_files=[
         ("share/ament_index/resource_index/packages", ["resource/vla_ros"]),
@@ -103,6 +97,11 @@ setup(
         "console_scripts": [
             "vla-ros = vla_ros.cli.main:main",
             "vla_policy_node = vla_ros.node.lifecycle_main:main",
+        ],
+        "vla_ros.houses": [
+            "robot = vla_ros.cli.house:HOUSE",
+            "models = vla_ros_models.house:HOUSE",
+            "laboratory = vla_ros_lab.house:HOUSE",
         ],
         "vla_ros.policies": [
             "lerobot = vla_ros_models.lerobot:LEROBOT",

@@ -10,10 +10,10 @@ The launch ends with the demo. The node arms itself, because the arm is simulate
 """
 
 from launch.actions import OpaqueFunction
-from vla_ros_lab.launches import demo
 
 from launch import LaunchContext, LaunchDescription
 from vla_ros.launching.arguments import MIDDLEWARE, POLICY, Argument, declare_arguments
+from vla_ros_lab.launches import demo
 
 DEMO = (
     Argument("episodes", "5", "Episodes to run"),

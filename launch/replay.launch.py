@@ -8,10 +8,10 @@ to the same folder. The command `vla-ros replay` itself needs no ROS and is fast
 """
 
 from launch.actions import OpaqueFunction
-from vla_ros_lab.launches import replay
 
 from launch import LaunchContext, LaunchDescription
 from vla_ros.launching.arguments import MIDDLEWARE, POLICY, Argument, declare_arguments
+from vla_ros_lab.launches import replay
 
 REPLAY = (
     Argument("bag", "", "Bag to play: a folder, .mcap or .db3"),

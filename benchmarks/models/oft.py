@@ -1,4 +1,4 @@
-"""Times OpenVLA-OFT from camera messages to its chunk: ``vla-ros bench --model openvla-oft-7b``."""
+"""Times OpenVLA-OFT from camera messages to its chunk: ``python -m benchmarks.models openvla-oft-7b``."""
 
 import argparse
 import time

@@ -1,4 +1,4 @@
-"""Times OpenVLA from a camera message to an action, with and without drafts: ``vla-ros bench --model tiny``."""
+"""Times OpenVLA from a camera message to an action, with and without drafts: ``python -m benchmarks.models``."""
 
 import argparse
 import statistics

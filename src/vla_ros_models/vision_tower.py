@@ -1,7 +1,7 @@
-"""OpenVLA's vision transformers, with the parameter names of the published checkpoints.
+"""Vision transformers, with the parameter names of the published checkpoints.
 
-They are DINOv2 ViT-L/14 with registers and SigLIP SO400M/14 as timm builds them, up to the intermediate block
-whose patches OpenVLA uses, without final norm and pooling. GELU is exact (erf), and LayerNorm's epsilon is 1e-6.
+They are DINOv2 ViT-L/14 with registers and SigLIP SO400M/14 as timm builds them, up to the intermediate block whose
+patches the families use, without final norm and pooling. GELU is exact (erf), and LayerNorm's epsilon is 1e-6.
 """
 
 from collections.abc import Sequence

@@ -11,6 +11,7 @@ from test.command import VLA_ROS, vla_ros
 from vla_ros.cli import doctor
 from vla_ros.cli.main import COMMANDS, main
 from vla_ros.errors import EXTRAS
+from vla_ros.houses import WRONG, Finding, House
 
 HEAVY = ("torch", "mujoco", "pinocchio", "cyclonedds", "transformers", "rclpy", "rosbags", "cv2")
 BAG = str(Path(__file__).parents[1] / "data" / "bags" / "demo_jpeg")
@@ -131,9 +132,8 @@ def test_doctor_fails_if_something_is_wrong(monkeypatch, words: list[str], level
 
 def test_doctor_does_not_wrap_commands(monkeypatch, capsys) -> None:
     fix = "pip install 'vla_ros[dds]' " + "x" * 120
-    monkeypatch.setattr(
-        doctor, "examine", lambda: iter([doctor.Finding("embedded DDS", "none", doctor.WRONG, fix)])
-    )
+    house = House("", {}, lambda: [Finding("embedded DDS", "none", WRONG, fix)])
+    monkeypatch.setattr(doctor, "houses", lambda: (house,))
     assert main(["doctor"]) == 1
     assert fix in capsys.readouterr().out
 

@@ -10,7 +10,7 @@ from vla_ros_lab.sim import arm
 from vla_ros_lab.sim.arm import TWO_ARMS as TWO
 from vla_ros_lab.sim.world import TableTop, WorldOptions
 
-URDF, MJCF = arm.ASSETS / "arm.urdf", arm.ASSETS / "table_top.xml"
+URDF, MJCF = urdf.resolve(urdf.DEMO), arm.ASSETS / "table_top.xml"
 
 
 @pytest.fixture(scope="module")

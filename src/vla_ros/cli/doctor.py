@@ -1,10 +1,10 @@
 """Show what is installed, what is wrong and the command that fixes it; the status is 1 if something is wrong.
 
+Each house reports what it needs (:class:`vla_ros.houses.House`).
 Changes nothing, loads neither torch nor a model, and opens no socket.
 """
 
 import argparse
-import ctypes
 import importlib.util
 import json
 import os
@@ -13,28 +13,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict
 from pathlib import Path
 
-from vla_ros.errors import ConfigError
 from vla_ros.graph.names import rcl_reach
-from vla_ros_models.engine import tile_store
+from vla_ros.houses import GOOD, NOTE, WRONG, Finding, check_library, houses, installed
 
 GIB = 1024**3
-_OK, NOTE, WRONG = "ok", "note", "wrong"
 _WIDE = 400  # characters; no line breaks in a file or pipe
 FULL_HD = 1920 * 1080 * 3  # bytes of a 1080p rgb8 frame, which a socket buffer should hold
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check: a row of the printed table."""
-
-    name: str  # what was checked
-    found: str
-    level: str = _OK  # ``ok``, ``note`` or ``wrong``
-    fix: str = ""  # what to do
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; return 1 if one of them is ``wrong``."""
-    findings = list(examine())
+    findings = [finding for house in houses() for finding in house.examine()]
     status = int(any(finding.level == WRONG for finding in findings))
     if arguments.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
@@ -52,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.table import Table
     from rich.text import Text
 
-    style = {_OK: "green", NOTE: "yellow", WRONG: "red"}
+    style = {GOOD: "green", NOTE: "yellow", WRONG: "red"}
     table = Table(box=None, header_style="dim")
     for title in ("", "what", "found", "to fix it"):
         table.add_column(title, overflow="fold")
@@ -65,27 +52,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def examine() -> Iterator[Finding]:
+    """Yield what concerns the robot's house: Python, the graph, the libraries of every node, memory."""
     yield Finding("Python", f"{platform.python_version()}, {platform.machine()}, {sys.executable}")
     yield from _graph()
-    for name, package, level, fix in LIBRARIES:
-        found = _version(package)
-        yield Finding(name, found) if found else Finding(name, "not installed", level, fix)
-    yield from _gpu()
+    yield check_library("numpy", "numpy", WRONG, "pip install numpy")
+    yield check_library("Pinocchio", "pin", WRONG, "pip install pin (needed for deltas of the tip)")
+    yield check_library("mcap", "mcap", NOTE, "pip install 'vla_ros[replay]' (for replay, record and export)")
+    yield check_library("mcap", "mcap", NOTE, "pip install 'vla_ros[replay]' (for replay, record and export)")
+    yield check_library("rosbags", "rosbags", NOTE, "pip install 'vla_ros[dds]' (for the embedded DDS, bags)")
     yield from _receive_buffer()
     yield _shared_memory()
-    yield _egl()
     yield from _memory()
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def _graph() -> Iterator[Finding]:
-    distro, dds = os.environ.get("ROS_DISTRO", ""), _version("cyclonedds")
+    distro, dds = os.environ.get("ROS_DISTRO", ""), installed("cyclonedds")
     rclpy = importlib.util.find_spec("rclpy") is not None
     if rclpy:
         yield _rclpy(distro or "unknown distribution")
@@ -124,54 +105,6 @@ def _rclpy(distro: str) -> Finding:
     return Finding("ROS 2", f"{distro}, rclpy imports, {answer.stdout.strip()}")
 
 
-LIBRARIES = (
-    ("numpy", "numpy", WRONG, "pip install numpy"),
-    ("torch", "torch", NOTE, "pip install 'vla_ros[openvla]' (needed by OpenVLA policies)"),
-    ("tokenizers", "tokenizers", NOTE, "pip install 'vla_ros[openvla]' (needed by OpenVLA policies)"),
-    ("Pinocchio", "pin", WRONG, "pip install pin (needed for deltas of the tip)"),
-    ("MuJoCo", "mujoco", NOTE, "pip install 'vla_ros[sim]' (needed by the demo)"),
-    ("rosbags", "rosbags", NOTE, "pip install 'vla_ros[replay]' (needed by replay and by the embedded DDS)"),
-    ("mcap", "mcap", NOTE, "pip install 'vla_ros[replay]' (needed by replay, record and export)"),
-)
-
-
-def _gpu() -> Iterator[Finding]:
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        yield Finding("GPU", "no nvidia-smi: policies run on the CPU", NOTE)
-        return
-    query = ["--query-gpu=name,memory.free,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run([command, *query], capture_output=True, text=True, timeout=20, check=True)
-    except (subprocess.SubprocessError, OSError) as error:
-        yield Finding("GPU", f"nvidia-smi failed: {error}", WRONG, "check the driver: nvidia-smi")
-        return
-    yield Finding("GPU", "; ".join(answer.stdout.strip().splitlines()))
-    yield _engine()
-    for name in dict.fromkeys(line.split(",")[0].strip() for line in answer.stdout.strip().splitlines()):
-        yield _tiles(name)
-
-
-def _engine() -> Finding:
-    triton = _version("triton")
-    if triton is None:
-        fix = "pip install triton, or a torch for CUDA, which includes it"
-        return Finding("engine", "Triton is not installed: OpenVLA runs without its engine", NOTE, fix)
-    if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")))):
-        return Finding("engine", f"Triton {triton} finds no C compiler", NOTE, "sudo apt-get install gcc")
-    return Finding("engine", f"Triton {triton} and a C compiler")
-
-
-def _tiles(gpu: str) -> Finding:
-    try:
-        found = tile_store.read_tiles(gpu)
-    except ConfigError as error:
-        return Finding("tiles", str(error), WRONG, "vla-ros tune --checkpoint DIR")
-    if not found:
-        return Finding("tiles", f"built in; none were measured on {gpu}", _OK, "vla-ros tune --checkpoint DIR")
-    return Finding("tiles", f"{len(found)} measured on {gpu}: {tile_store.path_of(gpu)}")
-
-
 def _receive_buffer() -> Iterator[Finding]:
     path = Path("/proc/sys/net/core/rmem_max")
     if path.exists():
@@ -188,16 +121,7 @@ def _shared_memory() -> Finding:
         return Finding("shared memory", "/dev/shm does not exist", NOTE)
     free = shutil.disk_usage(path).free
     fix = "docker run --shm-size=1g, or remount /dev/shm larger" if free < GIB / 4 else ""
-    return Finding("shared memory", f"/dev/shm has {free / GIB:.1f} GiB free", NOTE if fix else _OK, fix)
-
-
-def _egl() -> Finding:
-    try:
-        ctypes.CDLL("libEGL.so.1")
-    except OSError:
-        fix, level = "sudo apt-get install libegl1 libgl1-mesa-dri", WRONG if _version("mujoco") else NOTE
-        return Finding("EGL", "libEGL.so.1 does not load: the simulation cannot render", level, fix)
-    return Finding("EGL", "libEGL.so.1 loads")
+    return Finding("shared memory", f"/dev/shm has {free / GIB:.1f} GiB free", NOTE if fix else GOOD, fix)
 
 
 def _memory() -> Iterator[Finding]:
@@ -208,4 +132,4 @@ def _memory() -> Iterator[Finding]:
     sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
     free, total = sizes.get("MemAvailable", 0), sizes.get("MemTotal", 0)
     fix = "close other programs" if free < 4 * GIB else ""
-    yield Finding("memory", f"{free / GIB:.1f} of {total / GIB:.1f} GiB available", NOTE if fix else _OK, fix)
+    yield Finding("memory", f"{free / GIB:.1f} of {total / GIB:.1f} GiB available", NOTE if fix else GOOD, fix)

@@ -333,7 +333,7 @@ class _Sweep:
         return found
 
     def _relative(self, rows: IntArray) -> FloatArray:
-        """Return the first pieces' places relative to the second ones, [R, K, 12], for :func:`_apart`."""
+        """Return the first pieces' places relative to the second ones, [R, K, 12], for :func:`_distances`."""
         first, second = self._at[self._c._first[rows]], self._at[self._c._second[rows]]
         first[..., 3] -= second[..., 3]
         seen: FloatArray = second[..., :3, :3].swapaxes(2, 3) @ first[..., :3, :]

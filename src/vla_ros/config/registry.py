@@ -51,6 +51,11 @@ def options_class(name: str) -> type[PolicyConfig]:
     return options
 
 
+def module_of(name: str) -> str:
+    """Return the module of a policy's entry point, without importing it; raises ConfigError if there is none."""
+    return _find(name).module
+
+
 def owners(leaf: str) -> list[str]:
     """Return the policies that have the option ``policy.leaf``."""
     return [name for name in available() if leaf in _own(name)]

@@ -45,7 +45,7 @@ class Inputs:
         self.snapshot = Snapshot(instruction=instruction.strip())
 
     def set_joints(self, joints: JointState, arm: str = "arm", published: float = math.inf) -> None:
-        """Store a measured joint state of one arm; for ``published`` see :meth:`Suspension.published`."""
+        """Store a measured joint state of one arm; for ``published`` see :meth:`Suspension.note_arrival`."""
         with self._lock:
             arms = MappingProxyType({**self.snapshot.arms, arm: joints})
             self.snapshot = replace(self.snapshot, joints=together(arms.values()), arms=arms)

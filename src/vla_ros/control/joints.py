@@ -30,7 +30,7 @@ class _Joint:
     stamp: int  # nanoseconds of the ROS clock; the time of arrival if the message has no stamp
     stamped: bool
     seen: int  # nanoseconds of the steady clock
-    published: float  # Suspension.published
+    published: float  # Suspension.note_arrival
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class MergedJointState:
     # empty if no joint has one.
     joints: JointState
     stamp: int  # the same stamp, or 0 if a needed joint has no stamp, so that its age is unknown
-    published: float  # when the oldest needed joint was published (Suspension.published)
+    published: float  # when the oldest needed joint was published (Suspension.note_arrival)
 
 
 class JointStateMerger:
@@ -103,7 +103,7 @@ class JointStateMerger:
             steady: Time of arrival, nanoseconds of a steady clock.
             timeout: Seconds for which a joint's measurement is valid.
             publisher: Id of the publisher; b"" if unknown.
-            published: When the message was published (:meth:`Suspension.published`).
+            published: When the message was published (:meth:`Suspension.note_arrival`).
 
         Returns:
             None if all needed joints are known and the message measures none of them, or if it is not believed: a

@@ -9,8 +9,8 @@ import numpy as np
 from vla_ros.config import ArmConfig, ControlConfig
 from vla_ros.contract.action import velocity_scale
 from vla_ros.contract.components import MOTIONS, Component
-from vla_ros.control.compliance import AT_REST, HandState, respond
 from vla_ros.control.reasons import Reason, Refused
+from vla_ros.control.robosuite_osc import AT_REST, HandState, respond
 from vla_ros.errors import ConfigError
 from vla_ros.kinematics.rotations import Pose, read_rotation
 from vla_ros.kinematics.solver import Kinematics

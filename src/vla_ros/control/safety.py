@@ -73,7 +73,7 @@ class Safety:
     def __init__(self, clock: Callable[[], int] = _SYSTEM_CLOCK.ros) -> None:
         self._clock = clock
         self._lock = threading.RLock()
-        self._sending = 0  # contexts of motion() that are open; events are delivered after them
+        self._sending = 0  # contexts of sending() that are open; events are delivered after them
         self._armed = False
         self._armings = 0
         self._interruptions = 0

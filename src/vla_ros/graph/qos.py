@@ -70,7 +70,7 @@ PROFILES: dict[str, QoSProfile] = {
     # /clock, as rclcpp and rclpy subscribe to it.
     "clock": QoSProfile(_BEST_EFFORT, depth=1),
 }
-"""Profiles by name. ``Graph.qos`` converts them to the type of its backend."""
+"""Profiles by name. ``Node.qos`` converts them to the type of its backend."""
 
 
 def profile(name: str) -> QoSProfile:

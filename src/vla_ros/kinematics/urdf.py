@@ -159,7 +159,7 @@ class Urdf:
 def resolve(urdf: str) -> Path:
     """Return the file that ``robot.urdf`` names; the demo names stand for the simulation's arm."""
     if urdf in (DEMO, DEMO_TWO_ARMS):
-        return Path(__file__).resolve().parent.parent / "sim" / "assets" / "arm.urdf"
+        return Path(__file__).resolve().with_name("demo_arm.urdf")
     return Path(urdf).expanduser()
 
 

@@ -90,7 +90,7 @@ class _ArmInput:
 class PersonSource(ActionSource):
     """A person's input as actions of one step each. An arm without an input stays where it is.
 
-    Any thread may call the methods of :attr:`buttons`, and the callbacks of :meth:`topics`.
+    Any thread may call the methods of :attr:`buttons`, and the callbacks of :meth:`followed_topics`.
 
     Args:
         options: The node's options.

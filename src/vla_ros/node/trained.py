@@ -11,7 +11,7 @@ from vla_ros.contract.binding import Binding
 from vla_ros.contract.components import Component
 from vla_ros.contract.gripper import gripper_ends
 from vla_ros.contract.state import Arm
-from vla_ros.control.compliance import AT_REST, respond
+from vla_ros.control.robosuite_osc import AT_REST, respond
 from vla_ros.control.schedule import ensemble_decay
 from vla_ros.kinematics.rotations import Pose, rotation_vector, rotation_vector_matrix
 

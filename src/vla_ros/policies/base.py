@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -180,7 +181,8 @@ def create(config: Config) -> Policy:
 
 def folder_of(name: str) -> Path:
     """Return the folder of a checkpoint in :data:`SHIPPED`; it was trained on the simulated table."""
-    return Path(__file__).resolve().parent / SHIPPED[name] / "demo_checkpoint"
+    package = find_spec(registry.module_of(SHIPPED[name]))
+    return Path(str(package and package.origin)).resolve().with_name("demo_checkpoint")
 
 
 def policy_of(checkpoint: str | Path) -> str:

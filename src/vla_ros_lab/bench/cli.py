@@ -2,14 +2,13 @@
 
 vla-ros bench --checkpoint DIR -p policy.unnorm_key:=bridge_orig
 vla-ros bench --policy NAME --config robot.yaml
-vla-ros bench --model NAME    in a checkout of the repository: python -m benchmarks.models NAME
+
+In a clone of the repository, python -m benchmarks.models NAME times random weights beside plain PyTorch.
 """
 
 import argparse
 import json
-import sys
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 from vla_ros.config import Config, load
 from vla_ros.config.show import add_config_arguments, number
 from vla_ros.contract.features import complete_spec
-from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.errors import ConfigError
 from vla_ros.files import STANDARD_OUTPUT, check_output, save_text
 from vla_ros.policies.base import checkpoint_options, create
 from vla_ros.types import Observation, RawImage, UInt8Array
@@ -34,8 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", metavar="NAME", help="policy by its entry-point name (policy.name)")
     parser.add_argument("--checkpoint", metavar="DIR", help="checkpoint of the policy (policy.checkpoint)")
     add_measurement_arguments(parser, steps=20)
-    text = "a model with random weights, and further arguments of python -m benchmarks.models; must come last"
-    parser.add_argument("--model", nargs=argparse.REMAINDER, default=[], help=text)
 
 
 def add_measurement_arguments(parser: argparse.ArgumentParser, steps: int) -> None:
@@ -51,27 +48,12 @@ def add_measurement_arguments(parser: argparse.ArgumentParser, steps: int) -> No
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.model:
-        return _run_model(arguments)
     check_output("--json", arguments.json)
     Stopwatch.pause = 1e-3 * arguments.pause
     options = checkpoint_options(arguments.policy, arguments.checkpoint, arguments.config)
     result = measure(load(arguments.config, [*options, *arguments.param]), arguments.steps)
     show(result, render_figures(result), arguments.json)
     return 0
-
-
-def _run_model(arguments: argparse.Namespace) -> int:
-    """Run ``benchmarks.models``, which is not installed, from the repository in the current directory."""
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        main: Any = import_module("benchmarks.models.__main__").main
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "benchmarks":
-            raise
-        raise VlaRosError("--model: needs a checkout of the repository as the current directory") from error
-    given = ["--pause", str(arguments.pause)] + (["--json", str(arguments.json)] if arguments.json else [])
-    return int(main([*given, *arguments.model]))
 
 
 def show(result: dict[str, Any], table: str, file: Path | None) -> None:

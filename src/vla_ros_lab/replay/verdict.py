@@ -40,7 +40,7 @@ class Verdict:
 
 
 def judge(figures: Mapping[str, Any], predicted: FloatArray, recorded: FloatArray, spec: PolicySpec) -> Verdict:
-    """Judge the figures of :func:`~vla_ros_lab.replay.figures.summarize` and the compared actions, float64 [M, D]."""
+    """Judge the figures of :func:`~.figures.summarize` and the compared actions, float64 [M, D]."""
     bad = [*_dropped(figures), *_accuracy(figures, predicted, recorded, skill.translations(spec))]
     weak, conduct, praise = list(_weak(figures)), list(_conduct(figures)), list(_praise(figures))
     level = "warn"

@@ -1,4 +1,4 @@
-"""Kinematics of the simulated arm (``assets/arm.urdf``) in plain numpy."""
+"""Kinematics of the simulated arm (``demo_arm.urdf`` of :mod:`vla_ros.kinematics`) in plain numpy."""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ def _at_times(table: Tensor, positions: Positions) -> tuple[Tensor, Tensor, Tens
 
 
 def padded_rows(at: Tensor) -> int:
-    """Return the number of rows, padded_rows to a power of two of at least 16."""
+    """Return the number of rows, padded to a power of two of at least 16."""
     return max(16, int(triton.next_power_of_2(at.numel())))
 
 
@@ -298,8 +298,8 @@ def _prescaled(weights: DecoderWeights, stream: PrescaledStream) -> tuple[Tensor
 
 def _block_m(rows: Tensor) -> int:
     """Return the rows of a program: 1, or a power of two from 8 (the instruction's narrow side) to PACKED_ROWS."""
-    padded_rows = int(triton.next_power_of_2(rows.shape[0] * rows.shape[1]))
-    return 1 if padded_rows == 1 else min(PACKED_ROWS, max(8, padded_rows))
+    count = int(triton.next_power_of_2(rows.shape[0] * rows.shape[1]))
+    return 1 if count == 1 else min(PACKED_ROWS, max(8, count))
 
 
 def _grid(rows: Tensor, programs: int) -> tuple[int, int]:

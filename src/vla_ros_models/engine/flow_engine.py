@@ -270,7 +270,7 @@ class FlowEngine(ChunkEngine[tuple[int, int], FlowGraphs]):
 
 
 def fill_guide(guide: Sequence[NDArray[Any]], row: int, follow: Continuation | None) -> None:
-    """Write how a chunk continues the previous one into the arrays of :class:`~vla_ros_models.engine.stream.Guide`."""
+    """Write how a chunk continues the previous one into the arrays of :class:`~.stream.Guide`."""
     previous, weights, limit, given = guide
     if follow is not None:
         previous[row], weights[row], limit[row] = follow.previous, follow.weights, follow.limit

@@ -1,4 +1,4 @@
-"""The operations of decoders for which :class:`~vla_ros_models.engine.triton_ops.TritonOps` has no kernels, on a GPU.
+"""The operations of decoders for which :class:`~.triton_ops.TritonOps` has no kernels, on a GPU.
 
 Layer norms, biases, norms of queries and keys, attention to another model's keys: the library computes products and
 attention, and one kernel stands between two of them.
@@ -18,7 +18,7 @@ from vla_ros_models.engine.weights import DecoderWeights, Matrix
 
 
 class FusedOps(Ops):
-    """:class:`~vla_ros_models.engine.ops.Ops` for passes over whole sequences; a stream always has its next norm."""
+    """:class:`~.ops.Ops` for passes over whole sequences; a stream always has its next norm."""
 
     def __init__(self, measured: MeasuredTile = unmeasured) -> None:
         self.few = TritonOps(measured)

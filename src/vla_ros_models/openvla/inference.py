@@ -140,7 +140,7 @@ def make_engine(
     ``model`` must be loaded, unquantised and on its device. ``answer`` is the number of tokens to decode;
     ``drafts`` is ``policy.drafts``. With ``keep``, ``model`` stays usable: dense weights are shared, and quantised
     weights are copies. Without ``keep``, the decoder's dense weights are freed layer by layer. ``weights`` are from
-    :func:`fill_quantized`. ``ops`` and ``encode`` default to those of the device.
+    :func:`~vla_ros_models.openvla.loading.fill_quantized`. ``ops`` and ``encode`` default to those of the device.
     """
     size = model.architecture.image_size
     if weights is None:

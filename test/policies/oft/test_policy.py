@@ -4,7 +4,6 @@ import json
 import pickle
 import shutil
 from dataclasses import replace
-from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from test.policies.golden import edit_json
 from vla_ros.cli.main import main
 from vla_ros.config import Config
 from vla_ros.errors import CheckpointError, ConfigError, ImageError
+from vla_ros.kinematics.urdf import resolve
 from vla_ros.policies import create
 from vla_ros.types import Observation
 from vla_ros_models.oft import OFTOptions
@@ -143,7 +143,7 @@ def test_describe_equals_the_loaded_spec(variant):
 
 def test_a_dry_run_shows_state_and_chunk(capsys):
     words = ["run", "--dry-run", "-p", "preset:=libero", "-p", f"policy.checkpoint:={DATA / 'libero_l1'}"]
-    arm = files("vla_ros") / "sim" / "assets" / "arm.urdf"
+    arm = resolve("demo")
     words += ["-p", f"robot.urdf:={arm}", "-p", "robot.gripper_joint_names:=[finger_left, finger_right]"]
     assert main(words) == 1, "preset libero asks what its deltas are"
     assert "control.delta_form: choose goal or motion" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def _subscribe_raw(
 
 
 class DdsGraph(Graph):
-    """The graph of the embedded participant; :meth:`spin` waits on the participant's wait set."""
+    """The graph of the embedded participant; :meth:`Graph.spin` waits on the participant's wait set."""
 
     def __init__(self, args: Sequence[str] = (), log_level: str = "info") -> None:
         super().__init__()
