@@ -232,8 +232,14 @@ def preload() -> None:
     for name in ("torch", "pinocchio", "tokenizers", "rosbags", "mcap.reader", "cv2"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    for name in ("node.run", "node.infer", "policies.openvla.policy", "policies.pi.policy", "replay.evaluate"):
-        importlib.import_module(f"vla_ros.{name}")
+    for name in (
+        "vla_ros.node.run",
+        "vla_ros.node.infer",
+        "vla_ros_models.openvla.policy",
+        "vla_ros_models.pi.policy",
+        "vla_ros_lab.replay.evaluate",
+    ):
+        importlib.import_module(name)
     sys.modules["torch"].set_num_threads(1)
 
 

@@ -12,7 +12,7 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 ROBOT, MODELS, LABORATORY = HOUSES = ("vla_ros", "vla_ros_models", "vla_ros_lab")
 MAY_ENTER = {ROBOT: (ROBOT,), MODELS: (MODELS, ROBOT), LABORATORY: (LABORATORY, ROBOT, MODELS)}
 """The houses that each house may import, its own first."""
-CROSSES = {"types", "errors", "config", "contract", "vision", "policies", "houses"}
+CROSSES = {"types", "errors", "config", "contract", "files", "vision", "policies", "houses"}
 """What the models may import of the robot's house; nothing of it is a node, and nothing reaches an arm."""
 EVERYWHERE = (ROBOT, "types")
 

@@ -9,9 +9,10 @@ import pytest
 
 from test.command import VLA_ROS, vla_ros
 from vla_ros.cli import doctor
-from vla_ros.cli.main import COMMANDS, main
+from vla_ros.cli import main as command_line
+from vla_ros.cli.main import main
 from vla_ros.errors import EXTRAS
-from vla_ros.houses import WRONG, Finding, House
+from vla_ros.houses import WRONG, Finding, House, SubCommand
 
 HEAVY = ("torch", "mujoco", "pinocchio", "cyclonedds", "transformers", "rclpy", "rosbags", "cv2")
 BAG = str(Path(__file__).parents[1] / "data" / "bags" / "demo_jpeg")
@@ -71,7 +72,8 @@ def test_help_needs_no_extra(command: str) -> None:
 
 
 def test_a_module_that_no_extra_installs_keeps_its_traceback(monkeypatch) -> None:
-    monkeypatch.setitem(COMMANDS, "replay", ("vla_ros_lab.replay.nowhere", ""))
+    nowhere = {"replay": SubCommand("vla_ros_lab.replay.nowhere", "")}
+    monkeypatch.setattr(command_line, "commands", lambda: nowhere)
     with pytest.raises(ModuleNotFoundError, match="nowhere"):
         main(["replay"])
 
@@ -123,10 +125,10 @@ def test_doctor_reports_every_subject() -> None:
 
 
 @pytest.mark.parametrize("words", [["doctor"], ["doctor", "--json"]])
-@pytest.mark.parametrize(("level", "status"), [("ok", 0), ("note", 0), (doctor.WRONG, 1)])
+@pytest.mark.parametrize(("level", "status"), [("ok", 0), ("note", 0), (WRONG, 1)])
 def test_doctor_fails_if_something_is_wrong(monkeypatch, words: list[str], level: str, status: int) -> None:
-    findings = [doctor.Finding("GPU", "none", doctor.NOTE), doctor.Finding("ROS 2", "none", level)]
-    monkeypatch.setattr(doctor, "examine", lambda: iter(findings))
+    findings = [Finding("GPU", "none", "note"), Finding("ROS 2", "none", level)]
+    monkeypatch.setattr(doctor, "houses", lambda: (House("", {}, lambda: findings),))
     assert main(words) == status
 
 

@@ -315,7 +315,7 @@ def _decoded(connected: Callable[[], bool], *arguments: Any) -> Observation:
 async def _before(deadline: float, arrived: float, future: asyncio.Future[T], what: str) -> T:
     """Wait for a future until ``deadline``, then cancel it; raises ExpiredError, which says ``what`` failed.
 
-    A timer of the loop costs less than :func:`asyncio.wait_for`, which makes a task of each wait (Python 3.11).
+    A timer of the loop costs less than ``asyncio.wait_for``, which makes a task of each wait (Python 3.11).
     """
     expired = False
 
