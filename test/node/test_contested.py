@@ -217,7 +217,7 @@ class Leftover:
 
 def contested(robot: Any, inside: Callable[..., Any], leftover: Callable[[], Leftover], reason: str) -> str:
     """Start ``leftover`` beside an armed node, see it hold and go on afterwards; what it said."""
-    inside("timeouts.joint_state:=1.0", "timeouts.camera:=1.0")
+    inside("timeouts.joint_state:=1.0", "timeouts.camera:=1.0", "control.delta_from:=measured")
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
     began = time.monotonic()
     second = leftover()

@@ -7,6 +7,8 @@ from vla_ros.control.reasons import Reason
 from vla_ros.graph.wiring import Wiring
 from vla_ros.node.context import Context
 
+_PATIENCE = 5.0  # s that the end waits for work that has begun
+
 
 class BesideThread:
     """Calls ``work`` every ``period`` seconds and when woken, and rests for as long as that took.
@@ -30,7 +32,7 @@ class BesideThread:
     def close(self) -> None:
         self._ended.set()
         self._awake.set()
-        self._thread.join()
+        self._thread.join(_PATIENCE)
 
     def _run(self) -> None:
         steady, name = self._context.clock.steady, self._thread.name
