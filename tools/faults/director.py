@@ -172,7 +172,8 @@ class Director:
             rig.start_successor()
         if row.reaction is not Reaction.GOES_ON:
             grace = row.within + row.lag + GRACE
-            self._permissions.append(Permission(injection.begin, False, grace, row.name))
+            since = max(injection.begin, injection.signalled)  # a starved director may send its signals late
+            self._permissions.append(Permission(since, False, grace, row.name))
         if row.renews:
             self._permissions.append(Permission(injection.begin, True, row.within + GRACE, renewed=True))
         if row.person and row.reaction is Reaction.STOPS:
