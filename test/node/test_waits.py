@@ -77,6 +77,7 @@ WAITS = {
     "node/gate.py::finish_holds": "timeouts.joint_state, at most 2 s",
     "node/control_loop.py::stop": "timeouts.inference + 1 s, then the inference is abandoned",
     "node/inference.py::close": "what is left of ControlLoop.stop",
+    "node/beside.py::close": "5 s for each thread",
     "graph/wiring.py::close": "the endpoints of the node",
     "graph/rclpy_frames.py::close": "four buffers",
     "graph/rclpy_backend.py::destroy": "1 s for the results of goals that have ended",
@@ -90,6 +91,7 @@ WAITS = {
 OTHERS = {
     "control/mailbox.py::take",
     "control/mailbox.py::wait",
+    "node/beside.py::_run",
     "node/camera_frames.py::wait",
     "node/control_loop.py::_run",
     "node/control_loop.py::_correct",
@@ -111,6 +113,7 @@ OTHERS = {
     "node/gripper_goals.py::on_done",
     "node/outputs.py::_on_answer",
     "node/receiver.py::joints",
+    "node/scene.py::work",
     "node/trained.py::_largest",
 }
 """Waits of other threads, and calls that only have the name of one."""

@@ -7,11 +7,14 @@ from vla_ros.control.reasons import Reason
 from vla_ros.graph.wiring import Wiring
 from vla_ros.node.context import Context
 
+_ENDS = 5.0  # s; longest wait for the work to end
+
 
 class BesideThread:
     """Calls ``work`` every ``period`` seconds and when woken, and rests for as long as that took.
 
-    An exception stops the arm. The thread ends when ``wiring`` closes.
+    An exception stops the arm, which cannot be armed again: what the thread did is missing. The thread ends when
+    ``wiring`` closes.
     """
 
     def __init__(
@@ -30,7 +33,7 @@ class BesideThread:
     def close(self) -> None:
         self._ended.set()
         self._awake.set()
-        self._thread.join()
+        self._thread.join(_ENDS)
 
     def _run(self) -> None:
         steady, name = self._context.clock.steady, self._thread.name
@@ -44,6 +47,8 @@ class BesideThread:
                 self._work()
                 self._ended.wait(min(max(0.0, steady() - begin), self._period))
         except BaseException as error:
-            self._context.safety.stop(Reason.THREAD_DIED, f"{name}: {type(error).__name__}: {error}")
+            found = f"{name}: {type(error).__name__}: {error}"
+            self._context.watchdog.see_dead_thread(f"{found}; start the node again")
+            self._context.safety.stop(Reason.THREAD_DIED, found)
             self._context.logger.error(f"the thread {name} ended: {type(error).__name__}: {error}")
             raise
