@@ -225,6 +225,9 @@ def _scalar(kind: Any, value: Any) -> np.generic:
     dtype = _known(kind)
     if not isinstance(value, (bool, int, float)):
         raise WireError(f"found a number of dtype {dtype.str} with a value of type {type(value).__name__}")
+    # NumPy 1 would wrap it
+    if dtype.kind in "iu" and not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
+        raise WireError(f"found a number of dtype {dtype.str} with the value {value!r}")
     try:
         scalar: np.generic = dtype.type(value)
     except (OverflowError, ValueError) as error:
