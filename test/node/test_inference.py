@@ -151,7 +151,7 @@ def test_without_a_joint_state_there_is_an_action_and_no_command() -> None:
 
 
 def test_a_delta_counts_from_the_pose_at_the_stamp_of_the_frame() -> None:
-    source, pipeline = loaded(Forward())
+    source, pipeline = loaded(Forward(), config(control__delta_from="measured"))
     moved = JointState(NAMES, JOINTS.positions + np.array([0.02, 0, 0, 0, 0, 0, 0]), 20)
     inference = infer(source, pipeline, [message()], INPUTS)
     pipeline.schedule.load(inference.chunk)
