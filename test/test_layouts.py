@@ -80,7 +80,14 @@ def test_every_optional_library_has_an_extra_that_installs_it(described: dict[st
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 imported.add(str(node.module).partition(".")[0])
-    optional = imported - REQUIRED - EXPLAINED - ROS - {"vla_ros"} - sys.stdlib_module_names
+    optional = (
+        imported
+        - REQUIRED
+        - EXPLAINED
+        - ROS
+        - {"vla_ros", "vla_ros_models", "vla_ros_lab"}
+        - sys.stdlib_module_names
+    )
     assert optional == EXTRAS.keys()
     distributions = packages_distributions()
     for library, extra in EXTRAS.items():

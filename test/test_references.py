@@ -14,6 +14,11 @@ from tools.size import ROOT, files
 ROLE = re.compile(r":(?:class|meth|func|mod|data|attr|exc|obj):`~?([\w.]+)`")
 LITERAL = re.compile(r"``([A-Za-z_][\w.]*)(?:\(\))?``")
 CODE = re.compile(r"`([A-Za-z_][\w./]*(?:::\w+)?)(?:\(\))?`")
+_TEXTS = {
+    tokenize.NAME,
+    tokenize.STRING,
+    getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING),
+}  # from Python 3.12 on
 WORD = re.compile(r"[A-Za-z_]\w*")
 OF_OTHERS = {
     "DimSpec", "BenchmarkResult", "incoming_command_timeout", "osc_pose.json",
@@ -56,7 +61,7 @@ def words() -> frozenset[str]:
             if isinstance(node, ast.Expr) and is_docstring(node):
                 prose |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            if token.type in (tokenize.NAME, tokenize.STRING) and token.start[0] not in prose:
+            if token.type in _TEXTS and token.start[0] not in prose:
                 found |= set(WORD.findall(token.string))
         found |= set(path.relative_to(ROOT).with_suffix("").parts)
     return frozenset(found)

@@ -132,7 +132,7 @@ def test_what_no_policy_claims_is_refused_with_what_was_looked_for(
 
 
 def test_two_equal_claims_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vla_ros.policies import pi, smolvla
+    from vla_ros_models import pi, smolvla
 
     folder = write(tmp_path, CONFIGS["pi"])
     monkeypatch.setattr(smolvla, "SMOLVLA", pi.PI)  # the entry point of another policy for the same checkpoints

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from benchmarks.models.pi import TINY
-from vla_ros.cli import doctor
 from vla_ros.errors import ConfigError
+from vla_ros_models import house
 from vla_ros_models.engine import tile_store
 from vla_ros_models.engine.ops import Ops
 from vla_ros_models.engine.passes import flow_passes
@@ -86,7 +86,7 @@ def test_measured_tiles_are_read_back_and_added_to(store):
     assert tile_store.read_tiles(GPU) == {"decode qkv": first, "gemm int8": second}
     assert tile_store.tiles_of(GPU) == tile_store.read_tiles(GPU)
     assert tile_store.read_tiles("NVIDIA A100") == {}
-    assert doctor._tiles(GPU).found.startswith("2 measured on NVIDIA GeForce RTX 4090")
+    assert house._tiles(GPU).found.startswith("2 measured on NVIDIA GeForce RTX 4090")
 
 
 def change(content, name, value):
@@ -123,8 +123,8 @@ def test_a_damaged_or_foreign_file_is_refused_and_replaced(store, caplog, damage
     assert why in str(refused.value)
     assert tile_store.tiles_of(GPU) == {}
     assert "is refused" in caplog.text
-    found = doctor._tiles(GPU)
-    assert (found.level, found.fix) == (doctor.WRONG, "vla-ros tune --checkpoint DIR")
+    found = house._tiles(GPU)
+    assert (found.level, found.fix) == (house.WRONG, "vla-ros tune --checkpoint DIR")
     tile_store.write_tiles(GPU, {"decode qkv": Tile(32)})
     assert tile_store.read_tiles(GPU) == {"decode qkv": Tile(32)}
 

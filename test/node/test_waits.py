@@ -93,6 +93,7 @@ OTHERS = {
     "control/mailbox.py::wait",
     "node/beside.py::_run",
     "node/camera_frames.py::wait",
+    "node/scene.py::work",
     "node/control_loop.py::_run",
     "node/control_loop.py::_correct",
     "node/control_loop.py::_step",
@@ -113,7 +114,6 @@ OTHERS = {
     "node/gripper_goals.py::on_done",
     "node/outputs.py::_on_answer",
     "node/receiver.py::joints",
-    "node/scene.py::work",
     "node/trained.py::_largest",
 }
 """Waits of other threads, and calls that only have the name of one."""

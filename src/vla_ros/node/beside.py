@@ -7,7 +7,7 @@ from vla_ros.control.reasons import Reason
 from vla_ros.graph.wiring import Wiring
 from vla_ros.node.context import Context
 
-_ENDS = 5.0  # s; longest wait for the work to end
+_PATIENCE = 5.0  # s that the end waits for work that has begun
 
 
 class BesideThread:
@@ -33,7 +33,7 @@ class BesideThread:
     def close(self) -> None:
         self._ended.set()
         self._awake.set()
-        self._thread.join(_ENDS)
+        self._thread.join(_PATIENCE)
 
     def _run(self) -> None:
         steady, name = self._context.clock.steady, self._thread.name

@@ -114,7 +114,7 @@ def test_damaged_statistics_are_refused(tmp_path, statistics, words):
 def test_statistics_that_contradict_each_other_are_reported(tmp_path, caplog):
     sound = {"q01": [0.0, -1.0], "q99": [1.0, 1.0], "min": [-0.5, -1.0], "max": [1.5, 1.0], "mean": [0.5, 0.0]}
     (tmp_path / "dataset_statistics.json").write_text(json.dumps({"a": {"action": {**sound, "std": [0.3, 0.5]}}}))
-    read_dataset_statistics(tmp_path)
+    assert list(read_dataset_statistics(tmp_path)["a"].high) == [1.0, 1.0]
     assert not caplog.messages
     for change, words in (
         ({"mean": [0.5, 7.0]}, "number 1 has mean 7 and max 1"),
@@ -123,7 +123,7 @@ def test_statistics_that_contradict_each_other_are_reported(tmp_path, caplog):
     ):
         caplog.clear()
         (tmp_path / "dataset_statistics.json").write_text(json.dumps({"a": {"action": {**sound, **change}}}))
-        read_dataset_statistics(tmp_path)
+        assert list(read_dataset_statistics(tmp_path)["a"].low) == [0.0, -1.0]
         assert words in caplog.text
 
 
