@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from demo_arm import ARM, FINGERS, configure, spec_of
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from real_arm import Faults, RealArm
 from test_command_limits import test_whatever_a_policy_says_no_command_is_outside_any_limit
@@ -64,6 +64,7 @@ class Sent:
     step: float  # largest step of a joint when it began
     finger: float  # where the fingers were told to be
     gave: bool  # an earlier command of the step gave way
+    gave_way: bool  # this one does: otherwise, it would be too far from the arm
 
     @property
     def positions(self) -> FloatArray:
@@ -98,15 +99,6 @@ class Sent:
         within = (starts > ARM.position_low + margin) & (starts < ARM.position_high - margin)
         inside: FloatArray = within.all(axis=0)
         return inside
-
-    @property
-    def gave_way(self) -> bool:
-        """The command is where it is because the arm was pushed: nearer to it than the last one."""
-        if self.kind not in ("between", "deceleration"):
-            return False
-        at = np.abs(np.abs(self.positions - self.measured) - self.reach) < 1e-5
-        tips = self.ahead > 0.98 * self.tip_reach or self.turned > 0.98 * self.turn_reach
-        return bool(np.any(at)) or tips  # a person may continue a step that began with delta_from measured
 
     @property
     def ahead(self) -> float:
@@ -269,6 +261,7 @@ class Trial:
     gave: bool = False
     finger: float = 0.04
     commands: list[FloatArray] = field(default_factory=list)
+    gave_way: list[bool] = field(default_factory=list)  # of each command
     refused: list[Refused] = field(default_factory=list)
 
     @property
@@ -289,8 +282,11 @@ class Trial:
         return Sent(
             kind, command, self.config, self.measured, self.last, self.held, self.sagged, self.before, dt,
             self.begun, self.reach, self.tip_reach, self.turn_reach, self.goal, self.step, self.finger,
-            self.gave,
+            self.gave, self.gives_way(kind),
         )  # fmt: skip
+
+    def gives_way(self, kind: str) -> bool:
+        return kind in ("between", "deceleration") and self.controller._following.gave_way
 
     def check(self, kind: str, command: Command, dt: float) -> None:
         sent = self.sent(kind, command, dt)
@@ -326,13 +322,14 @@ class Trial:
         self.check(kind, command, dt)
         return command
 
-    def send(self, command: Command) -> None:
+    def send(self, command: Command, kind: str = "step") -> None:
         positions = command.positions[:7]
         origin = positions - command.velocity * command.duration
         self.before = (positions - origin) / command.duration
         self.controller.sent()
         self.last = self.driver = positions
         self.commands.append(positions)
+        self.gave_way.append(kind != "step" and self.gives_way(kind))
         if self.held is not None and np.any(np.abs(positions - self.held) > SAG):
             self.held = None
         self.finger = float(command.positions[7])
@@ -363,7 +360,7 @@ class Trial:
             if command is None:
                 self.wait(dt)
                 return
-            self.send(command)
+            self.send(command, "between")
             self.wait(dt)
 
     def decelerate(self, dt: float) -> None:
@@ -373,7 +370,7 @@ class Trial:
             command = self.make("deceleration", lambda: self.controller.interpolate(self.joints, dt, 0.0, dt), dt)
             if command is None:
                 return
-            self.send(command)
+            self.send(command, "deceleration")
             self.wait(dt)
 
 
@@ -457,6 +454,7 @@ def disturb(trial: Trial, period: float) -> None:
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), motion=st.sampled_from(list(MOTIONS)), person=st.booleans())
+@example(seed=225, motion="arm.joint_position + arm.gripper", person=False)
 def test_no_command_of_any_kind_is_further_than_promised(seed: int, motion: str, person: bool) -> None:
     trial = begin(seed, motion)
     for count in range(8):
@@ -489,6 +487,8 @@ def sometimes_held(trial: Trial) -> bool:
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), tip_moves=st.booleans(), holds=st.booleans())
+@example(seed=190, tip_moves=True, holds=False)
+@example(seed=190, tip_moves=False, holds=False)
 def test_a_constant_target_is_never_left_by_more_than_the_offset(seed: int, tip_moves: bool, holds: bool) -> None:
     """No command leads away from the target, and the arm comes to rest as near to it as its offset allows.
 
@@ -512,13 +512,14 @@ def test_a_constant_target_is_never_left_by_more_than_the_offset(seed: int, tip_
         begun = len(trial.commands)
         trial.do_step(target, period, between)
         assert not trial.refused, trial.refused
-        path = np.array([trial.begun, *trial.commands[begun:]])
+        path, gives = np.array([trial.begun, *trial.commands[begun:]]), np.array(trial.gave_way[begun:], np.bool_)
         if tip_moves:
             far = np.array([np.linalg.norm(tip(each) - there.position) for each in path])
-            assert passes or np.all(np.diff(far) <= _BENT), f"leads away: {far}"
+            assert passes or np.all((np.diff(far) <= _BENT) | gives), f"leads away: {far}"
         else:
             far = np.abs(path - HOME)
             leads_away = far > np.abs(began - HOME) + SLACK if passes else np.diff(far, axis=0) > SLACK
+            leads_away[-len(gives) :][gives] = False
             assert not leads_away.any(), f"leads away: {far}"
             away = (2 + count) * offset  # it sagged, and sags once more when it starts, and at a hold
             assert np.all(np.abs(trial.arm.measured - HOME) <= away + SLACK)
