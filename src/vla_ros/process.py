@@ -13,6 +13,7 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of glibc's malloc.h
 _KEPT = 256 << 20  # bytes
 _LARGEST = 32 << 20  # bytes; the largest mmap threshold that some versions of glibc accept
 _NEEDED = ("numpy", "yaml", "rich", "PIL", "simplejpeg", "cv2")
+_NATIVE = ("vla_control", "vla_inference", "vla_scene", "vla_collision", "vla_collision_view")
 _KINEMATICS = ("pinocchio",)  # needed only with a URDF; its user raises MissingDependencyError
 
 
@@ -41,11 +42,11 @@ def use_environment(module: str) -> None:
 
 
 def end_process(status: int) -> int:
-    """Return ``status``, or exit with it at once if an abandoned inference is still running.
+    """Return ``status``, or exit with it at once if a thread that was abandoned is still at work.
 
     If native code, such as torch's, returns to a thread while the interpreter shuts down, the process aborts.
     """
-    if any(thread.name in ("vla_control", "vla_inference") for thread in threading.enumerate()):
+    if any(thread.name in _NATIVE for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -117,7 +117,9 @@ def test_a_wrong_option_ends_with_one_line_and_status_1() -> None:
 
 def test_doctor_reports_every_subject() -> None:
     done = subprocess.run([*VLA_ROS, "doctor", "--json"], capture_output=True, text=True, timeout=60, check=False)
-    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    found = json.loads(done.stdout)
+    rows = {row["name"]: row for row in found}
+    assert len(rows) == len(found), "nothing is reported twice"
     assert {"Python", "ROS 2", "torch", "GPU", "EGL", "memory", "socket buffer"} <= set(rows)
     wrong = [row for row in rows.values() if row["level"] == "wrong"]
     assert all(row["fix"] for row in wrong)

@@ -29,6 +29,16 @@ def test_a_complete_joint_state_is_passed_on() -> None:
     assert whole.stamp == whole.joints.stamp == SECOND
 
 
+def test_a_joint_state_of_the_other_arm_says_nothing_of_this_one() -> None:
+    """At the start, and after a clock that jumped: no joints are missing, none has been measured yet."""
+    states = JointStateMerger(ARM, own=ARM)
+    for at in (1.0, 3.0):
+        states.forget()
+        assert say(states, {"k1": 0.1, "k2": 0.2}, at) is None
+        assert say(states, {"j1": 1.0, "j2": 2.0}, at + 0.01) is not None
+    assert say(states, {"j1": 1.0}, 5.0) is not None, "a joint is missing, and is named"
+
+
 def test_joint_states_of_two_drivers_are_merged() -> None:
     states = JointStateMerger(ARM)
     assert say(states, {"j1": 1.0, "j2": 2.0}, 1.0) is not None

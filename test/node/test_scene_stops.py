@@ -124,7 +124,7 @@ def test_an_error_in_the_thread_of_the_scene_stops_the_arm(
 
     seen: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", seen.append)
-    inside(*CHECK)
+    node = inside(*CHECK)
     array = robot.graph.message("visualization_msgs/msg/MarkerArray")
     scene = robot.node.create_publisher(array, "/obstacles", robot.graph.qos("default"))
     robot.until(lambda: robot.says("armed"), robot.send_frame)
@@ -138,9 +138,14 @@ def test_an_error_in_the_thread_of_the_scene_stops_the_arm(
         scene.publish(array())
         robot.send_frame()
 
-    robot.until(lambda: robot.says("stopped"), send)
+    robot.until(lambda: robot.says("stopped") and seen, send)
     assert "ZeroDivisionError" in str(robot.status)
     assert len(seen) == 1
+    node.reset()
+    armed, why = node.enable(True)
+    assert not armed, "the arm would move through obstacles that nobody reads any more"
+    assert "thread_died" in why
+    assert "start the node again" in why
 
 
 @pytest.mark.causes("scene_contested")

@@ -233,6 +233,42 @@ def test_takeover_neither_arms_nor_ends_a_stop_and_a_stop_does_not_end_a_pause()
     assert not live.sent
 
 
+@pytest.mark.parametrize("mode", [Mode.PAUSED, Mode.CORRECTING])
+def test_an_arm_that_was_guided_by_hand_while_it_rested_does_not_jump_back(mode: Mode) -> None:
+    """A pause, or a dead-man button that is not pressed: no command is sent, and the pendant guides the arm."""
+    live = Person(JOY, limits__following_error=0.5)
+    live.run(1.0)
+    live.correct() if mode is Mode.CORRECTING else live.safety.take_over(mode)
+    live.run(0.5)
+    rested, sent = live.positions, len(live.sent)
+    for _ in range(40):
+        live.positions = live.positions + 0.01 * np.eye(7)[6]
+        live.run(0.1)
+    assert live.safety.take_over(Mode.AUTONOMOUS) == ""
+    live.follows = False
+    live.run(0.5)
+    first = live.sent[sent][1].positions[:7]
+    assert abs(first[6] - live.positions[6]) < 0.05, "the arm jumps back to where it was commanded to be"
+    assert abs(first[6] - rested[6]) > 0.3
+
+
+def test_a_takeover_right_after_an_arming_begins_where_the_arm_is() -> None:
+    """Before the loop notices the arming: while disarmed, the arm was moved by less than it may sag."""
+    live = Person(LEADER)
+    live.run(1.0)
+    live.safety.disarm()
+    live.run(0.3)
+    live.positions = live.positions + 0.015 * np.eye(7)[6]
+    live.clock.sleep(0.05)
+    live.joints()
+    sent = len(live.sent)
+    live.safety.arm()
+    live.correct()
+    live.hand, live.follows = wobble(live), False
+    live.run(0.5)
+    np.testing.assert_allclose(live.sent[sent][1].positions[:7], live.positions, atol=0.005)
+
+
 def test_takeover_during_an_inference_drops_its_chunk() -> None:
     policy = TimedPolicy()
     live = Person(LEADER, policy)

@@ -43,7 +43,8 @@ def commands_equal(path, outcome, config, tolerance):
 
 
 def replayed(play, path, speed=0.0):
-    config = load([DEMO], ["control.rate_hz:=0.0"] if speed else [])  # it was recorded faster than in real time
+    # It was recorded faster than in real time: a step of the fingers at once.
+    config = load([DEMO], ["control.rate_hz:=0.0", "gripper.max_speed:=10.0"] if speed else [])
     outcome = play(path, ExpertPolicy(config), ReplayOptions(speed=speed), config=config)
     assert outcome.samples.problem == ""
     return outcome, config

@@ -96,7 +96,8 @@ def test_arms_obey_every_kind_of_action_as_in_a_single_process(graph, policy, ar
     config, world = of_demo("--arms", str(arms), "--actions", actions)
     with world:
         policy(config=config)
-        result = runner(graph, world, config).run(3)
+        made = runner(graph, world, config)
+        result, again = made.run(3), made.run(3)
         source = PolicySource(ExpertPolicy(config)).start()
         single = InLockstep(TableEnvironment(world), config, source, EpisodeOptions())
         expected = single.run(3)
@@ -106,7 +107,7 @@ def test_arms_obey_every_kind_of_action_as_in_a_single_process(graph, policy, ar
     assert result.fingers.shape == (result.steps + 1, arms)
     assert 2 <= len(result.images) <= 12
     assert result.actions.shape[1] == source.spec.dimension
-    assert result.steps == expected.steps
+    assert result.steps == again.steps == expected.steps
     np.testing.assert_allclose(result.actions, expected.actions, atol=1e-6)
 
 

@@ -43,7 +43,7 @@ def result():
 
 
 def test_report_is_one_well_formed_file_that_fetches_nothing(result, tmp_path):
-    path = tmp_path / "new" / "report.html"
+    path = tmp_path / "report.html"
     demo.write(result, path)
     text = path.read_text(encoding="utf-8")
     no_xml = "<!doctype html>|(?<=<style>).*?(?=</style>)|(?<=<details) open"

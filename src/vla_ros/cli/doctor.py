@@ -58,7 +58,6 @@ def examine() -> Iterator[Finding]:
     yield check_library("numpy", "numpy", WRONG, "pip install numpy")
     yield check_library("Pinocchio", "pin", WRONG, "pip install pin (needed for deltas of the tip)")
     yield check_library("mcap", "mcap", NOTE, "pip install 'vla_ros[replay]' (for replay, record and export)")
-    yield check_library("mcap", "mcap", NOTE, "pip install 'vla_ros[replay]' (for replay, record and export)")
     yield check_library("rosbags", "rosbags", NOTE, "pip install 'vla_ros[dds]' (for the embedded DDS, bags)")
     yield from _receive_buffer()
     yield _shared_memory()

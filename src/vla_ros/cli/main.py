@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from vla_ros import __version__
 from vla_ros.errors import VlaRosError, missing_library, printable
 from vla_ros.houses import SubCommand, commands
-from vla_ros.process import end_process, record_requests, use_environment
+from vla_ros.process import end_process, record_end, record_requests, use_environment
 
 _OF_FILES = (
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR,
@@ -22,6 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None and arguments[:1] == ["run"]:
         record_requests()  # before the imports, which take seconds
+    elif argv is None and arguments[:1] == ["record"]:
+        record_end()
     use_environment("vla_ros.cli")
     known = commands()
     if not arguments or arguments[0] not in known:

@@ -121,8 +121,7 @@ class ArmController:
         """Forget previous commands, but keep the counters."""
         self._gripper.reset()
         self.restart()
-        # Positions [N] that were commanded for the motion's last pose.
-        self._posed = np.full(len(self.joint_names), math.nan)
+        self._posed = np.full(len(self.joint_names), math.nan)  # [N], commanded for the motion's last pose
 
     def restart(self) -> None:
         """Begin the next command at rest, at the measured position; keep the grip and the counters."""
@@ -136,6 +135,11 @@ class ArmController:
         self._goal: Command | None = None  # command of the last action
         self._speed: FloatArray = np.zeros(len(self.joint_names))  # with which commands moved the arm
         self._motion.reset()
+
+    def settle(self, joints: JointState | None) -> None:
+        """Begin the next command at the measured position if the arm, which rests, was moved; raises Refused."""
+        if self._following.is_moved(self._last, self._measured.positions(joints), self._envelope.joints.lead):
+            self._rest()
 
     def assume(self, joints: JointState | None) -> None:
         """Take the measured positions for the last command if there is one; raises Refused."""
@@ -348,9 +352,8 @@ class ArmController:
         pose, last = self._kinematics.forward(start), self._motion.last
         if last is not None and start is self._last and np.allclose(start, self._posed, rtol=0.0, atol=_SAME):
             pose = last  # without the error of inverse kinematics, which would add up
-        pivot = None
-        if start is self._last:  # BridgeData's robot (rail-berkeley/bridge_data_robot) turns about the measured tip
-            pivot = self._kinematics.forward(measured).position
+        # BridgeData's robot (rail-berkeley/bridge_data_robot) turns about the measured tip.
+        pivot = self._kinematics.forward(measured).position if start is self._last else None
         target = self._motion.target(numbers, pose, self._control, pivot)
         wanted, violations = limit_pose(target, pose, self._arm.limits)
         if violations:

@@ -73,6 +73,11 @@ class Following:
         if self.held is not None and np.any(np.abs(positions - self.held) > SAG):
             self.held = None
 
+    @staticmethod
+    def is_moved(last: FloatArray | None, measured: FloatArray, lead: FloatArray) -> bool:
+        """Return True if an arm at rest is further from its last command [N] than it may sag: it was moved."""
+        return last is not None and bool(np.any(np.abs(measured - last) > _ORDINARY * lead))
+
     @property
     def is_lost(self) -> bool:
         """True after a following error, until the arm may move again."""

@@ -106,9 +106,10 @@ class JointStateMerger:
             published: When the message was published (:meth:`Suspension.note_arrival`).
 
         Returns:
-            None if all needed joints are known and the message measures none of them, or if it is not believed: a
-            joint is where it cannot have moved to (:attr:`unbelieved`). A message that names a needed joint twice,
-            or has more or fewer positions than names, is returned unchanged; it is refused later.
+            None if the message measures no needed joint, and all are known or other arms share the topic; or if it
+            is not believed: a joint is where it cannot have moved to (:attr:`unbelieved`). A message that names a
+            needed joint twice, or has more or fewer positions than names, is returned unchanged; it is refused
+            later.
         """
         named = [name for name in message.names if name in self._needed]
         concerns = self._needed.intersection(named)
@@ -139,7 +140,7 @@ class JointStateMerger:
                         position, velocity, effort, message.stamp, stamped, steady, published
                     )
             known_needed = [self._known[name] for name in self._needed if name in self._known]
-            if not concerns and len(known_needed) == len(self._needed):
+            if not concerns and (self._own or len(known_needed) == len(self._needed)):
                 return None
             oldest = min((joint.stamp for joint in known_needed), default=message.stamp)
             known = self._known.values()

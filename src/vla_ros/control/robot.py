@@ -122,6 +122,13 @@ class RobotController:
             for arm in self.arms:
                 arm.restart()
 
+    def settle(self, joints: ArmJoints) -> None:
+        """Begin the next commands of arms that rest, and were moved by somebody, at the measured positions."""
+        with self._lock:
+            for arm in self.arms:
+                if isinstance(arm, ArmController):
+                    self._call(arm, arm.settle, of_arm(joints, arm.name))
+
     def assume(self, joints: ArmJoints) -> None:
         """Take the measured positions for the last commands: in a recording, others moved the arms there."""
         with self._lock:

@@ -90,6 +90,7 @@ class Watchdog:
         self._driver_seen: int | None = None
         self._driver_topic = ""
         self._heartbeat_seen: int | None = None
+        self._dead_thread = ""
         self._last: Now | None = None
         self._jump = ""
         self._jump_told = False
@@ -190,6 +191,11 @@ class Watchdog:
         with self._lock:
             self._heartbeat_seen = now.steady
 
+    def see_dead_thread(self, detail: str) -> None:
+        """Record that a thread which nothing starts again has failed: :attr:`Reason.THREAD_DIED` from now on."""
+        with self._lock:
+            self._dead_thread = detail
+
     def active(self, now: Now) -> Mapping[Reason, str]:
         """Return all active reasons, each with its detail."""
         with self._lock:
@@ -251,6 +257,8 @@ class Watchdog:
             found[Reason.HEARTBEAT_MISSING] = "none yet"
         elif config.heartbeat and _silent(self._heartbeat_seen, config.heartbeat, now):
             found[Reason.HEARTBEAT_LOST] = _since(self._heartbeat_seen, now)
+        if self._dead_thread:
+            found[Reason.THREAD_DIED] = self._dead_thread
         return found
 
     def _overdue(self, now: Now) -> str:

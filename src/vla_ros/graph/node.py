@@ -222,7 +222,8 @@ class Graph(Backend, ABC):
         """Run callbacks until ``until()`` is True, checked at least every ``period`` s, or the graph is closed.
 
         Unless the program has its own handlers, SIGINT and SIGTERM raise KeyboardInterrupt between two callbacks,
-        so that nodes can still publish. Exceptions in a callback are logged, and the next callback runs.
+        so that nodes can still publish. An exception in a callback is logged and passed to :attr:`on_error`; then
+        the next callback runs.
         """
         if not self._spinning.acquire(blocking=False):
             raise VlaRosError("this graph is already spinning; its callbacks run on one thread")

@@ -13,7 +13,8 @@ _PATIENCE = 5.0  # s that the end waits for work that has begun
 class BesideThread:
     """Calls ``work`` every ``period`` seconds and when woken, and rests for as long as that took.
 
-    An exception stops the arm. The thread ends when ``wiring`` closes.
+    An exception stops the arm, which cannot be armed again: what the thread did is missing. The thread ends when
+    ``wiring`` closes.
     """
 
     def __init__(
@@ -46,6 +47,8 @@ class BesideThread:
                 self._work()
                 self._ended.wait(min(max(0.0, steady() - begin), self._period))
         except BaseException as error:
-            self._context.safety.stop(Reason.THREAD_DIED, f"{name}: {type(error).__name__}: {error}")
+            found = f"{name}: {type(error).__name__}: {error}"
+            self._context.watchdog.see_dead_thread(f"{found}; start the node again")
+            self._context.safety.stop(Reason.THREAD_DIED, found)
             self._context.logger.error(f"the thread {name} ended: {type(error).__name__}: {error}")
             raise

@@ -135,6 +135,7 @@ class ControlLoop:
             self._schedule.reset()
             self._executor.rest()
             self._executor.end_holds(OF_POLICY)
+            self._executor.notice_arming()
             person_loop.begin(step_ends)
         if self._inference.finished:
             self._receive_chunk()

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from vla_ros.config import Config
+from vla_ros.control.following import SETTLED
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.mode import NO_TASK, Mode
 from vla_ros.control.outcome import StepResult
@@ -173,6 +174,8 @@ class PersonLoop:
         if self._executor.decelerate():
             return
         self._executor.rest()
+        if self._clock.steady() - self._sent > SETTLED:  # until then, it may lag
+            self._controller.settle(self._executor.read_joints())
         if refused is None:
             self._executor.end_holds()
         if safety.mode is Mode.AUTONOMOUS:

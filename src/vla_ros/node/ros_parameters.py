@@ -14,7 +14,9 @@ from rclpy.exceptions import ParameterUninitializedException
 from rclpy.parameter import Parameter
 
 from vla_ros.config import Config
+from vla_ros.config.checkpoints import checkpoint_options_of
 from vla_ros.config.loading import Entry, build, entries, flatten, is_ros_own, unknown_option
+from vla_ros.config.options import AUTO
 from vla_ros.config.registry import owners
 from vla_ros.config.tree import OF_AN_ARM
 from vla_ros.errors import ConfigError
@@ -56,6 +58,9 @@ def declare(node: Any) -> Config:
     # These determine which parameters exist, and their defaults.
     deciding: tuple[str, ...] = ("policy.name", "policy.checkpoint", "policy.base", "preset", "robot.arms")
     chosen = {name: _plain(override.value) for name, override in given.items()}
+    policy = chosen.get("policy.name") or AUTO
+    if policy != AUTO and checkpoint_options_of(policy) is None:  # a file's checkpoint may be another policy's
+        deciding = tuple(name for name in deciding if name not in ("policy.checkpoint", "policy.base"))
     base = build({name: chosen[name] for name in deciding if chosen.get(name)}, complete=False)
     if base.robot.arms:  # shared options are the defaults of each arm's options
         deciding += tuple(OF_AN_ARM.values())
