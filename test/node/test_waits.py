@@ -25,6 +25,7 @@ PACKAGE = Path(vla_ros.__file__).parent
 ROOMS = (
     "execution",
     "node",
+    "person",
     "graph",
     "record/process.py",
     "telemetry",

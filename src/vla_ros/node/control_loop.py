@@ -23,8 +23,8 @@ from vla_ros.execution.executor import StepExecutor
 from vla_ros.execution.gate import CommandGate
 from vla_ros.execution.source import ActionSource
 from vla_ros.node.inference import InferenceRequest, InferenceThread
-from vla_ros.node.person_loop import PersonLoop
 from vla_ros.node.pipeline import ActionPipeline
+from vla_ros.person.loop import PersonLoop
 
 _PATIENCE = 0.1  # s; the longest wait before the loop checks whether it should end
 

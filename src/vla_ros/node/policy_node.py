@@ -33,13 +33,13 @@ from vla_ros.graph.wiring import Wiring
 from vla_ros.middleware.checks import middleware_watch
 from vla_ros.node.control_loop import ControlLoop
 from vla_ros.node.lockstep import LockstepWiring
-from vla_ros.node.person import PersonSource
-from vla_ros.node.person_loop import PersonLoop
 from vla_ros.node.pipeline import ActionPipeline, build_pipeline
 from vla_ros.node.receiver import FrameReceiver, StateReceiver
 from vla_ros.node.run_policy import RunPolicy, has_run_policy
 from vla_ros.node.scene import join_collision
-from vla_ros.node.takeover import Takeover
+from vla_ros.person.loop import PersonLoop
+from vla_ros.person.source import PersonSource
+from vla_ros.person.takeover import Takeover
 from vla_ros.policies.base import Progress, create, no_progress, selection
 from vla_ros.record.process import record
 from vla_ros.telemetry.stats import Stats

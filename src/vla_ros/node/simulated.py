@@ -18,10 +18,10 @@ from vla_ros.execution.context import Context, Sink, ThrottledLogger
 from vla_ros.execution.gate import CommandGate
 from vla_ros.execution.source import ActionSource
 from vla_ros.node.control_loop import ControlLoop
-from vla_ros.node.person import PersonSource
-from vla_ros.node.person_loop import PersonLoop
 from vla_ros.node.pipeline import ActionPipeline
 from vla_ros.node.receiver import FrameReceiver, StateReceiver
+from vla_ros.person.loop import PersonLoop
+from vla_ros.person.source import PersonSource
 from vla_ros.telemetry.stats import Stats
 
 _LOG = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from vla_ros.execution.camera_frames import Frame
 from vla_ros.execution.context import Context
 from vla_ros.execution.executor import StepExecutor
 from vla_ros.execution.gate import CommandGate
-from vla_ros.node.person import OPENING, PersonSource, person_config
+from vla_ros.person.source import OPENING, PersonSource, person_config
 from vla_ros.types import FloatArray, Observation
 
 _SHORTEST = 0.95  # shortest time between a command of the deceleration and a step, in intervals
