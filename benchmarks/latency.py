@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from vla_ros.config import load
+from vla_ros.execution.source import PolicySource
 from vla_ros.graph import open_graph
 from vla_ros.node.run import serve
-from vla_ros.node.source import PolicySource
 from vla_ros.policies import Session
 from vla_ros.policies.hold import HoldPolicy
 from vla_ros.types import ActionChunk, Observation

@@ -34,9 +34,9 @@ from vla_ros.control.command import Command
 from vla_ros.control.mode import Mode
 from vla_ros.control.outcome import FrameOutcome, StepResult
 from vla_ros.control.safety import State
+from vla_ros.execution.source import PolicySource
 from vla_ros.node.pipeline import build_pipeline
 from vla_ros.node.simulated import SimulatedNode
-from vla_ros.node.source import PolicySource
 from vla_ros.policies.base import Policy, Session
 from vla_ros.types import ActionChunk, Observation
 from vla_ros.vision.messages import encode_image

@@ -36,7 +36,9 @@ def check_noise(noise: Array | int, horizon: int, numbers: int) -> None:
         raise ConfigError(f"the noise has shape {list(noise.shape)}, expected {[horizon, numbers]}")
 
 
-class _Converts(Protocol):
+class Converts(Protocol):
+    """Converts a chunk to the robot's actions."""
+
     @property
     def action_size(self) -> int: ...
 
@@ -52,7 +54,7 @@ class Sampling(Loaded, Protocol):
     def engine(self) -> ChunkEngine[Any, Any]: ...
 
     @property
-    def processing(self) -> _Converts: ...
+    def processing(self) -> Converts: ...
 
 
 M = TypeVar("M", bound=Sampling)

@@ -13,9 +13,9 @@ from vla_ros.contract.binding import Binding, bind, make_arms
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.inputs import Snapshot
 from vla_ros.errors import ConfigError
+from vla_ros.execution.source import PolicySource
 from vla_ros.node.inference import first_step
 from vla_ros.node.pipeline import build_pipeline
-from vla_ros.node.source import PolicySource
 from vla_ros.policies import Policy, Session
 from vla_ros.policies.base import create
 from vla_ros.types import ActionChunk, FloatArray, JointState, Observation

@@ -25,7 +25,7 @@ from vla_ros.control.arm import ArmController
 from vla_ros.control.command import Command
 from vla_ros.control.reasons import Level, Reason, Refused
 from vla_ros.kinematics.rotations import rotation_angle, rotation_vector
-from vla_ros.node.person import person_config
+from vla_ros.person.source import person_config
 from vla_ros.types import FloatArray, JointState
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "safety.md"

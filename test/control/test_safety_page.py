@@ -28,7 +28,7 @@ def causes(request: pytest.FixtureRequest) -> dict[str, set[tuple[str, str]]]:
     """Test and reason of every ``@pytest.mark.causes`` in this run, by file; test/node/conftest.py checks them."""
     found = defaultdict[str, set[tuple[str, str]]](set)
     for item in request.session.items:
-        if item.path.parent.name == "node":
+        if item.path.parent.name in ("execution", "node", "person"):
             reasons = [] if item.get_closest_marker("xfail") else item.iter_markers("causes")
             found[item.path.name] |= {(item.originalname, reason) for each in reasons for reason in each.args}
     return found
@@ -45,7 +45,7 @@ def test_every_reason_has_a_test_that_causes_it(reason: Reason, causes: dict[str
     assert cited, f"{reason.value} names no test"
     for file, name in cited:
         if file not in causes:
-            pytest.skip("needs the tests in test/node: they are checked where both are run")
+            pytest.skip("needs the tests of the node: they are checked where both are run")
         assert (name, reason.value) in causes[file], "the test does not say that it causes the reason"
 
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from vla_ros.config import Config, build
 from vla_ros.contract.spec import PolicySpec
+from vla_ros.execution.source import PolicySource
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.node.pipeline import ActionPipeline, build_pipeline
-from vla_ros.node.source import PolicySource
 from vla_ros.policies import Policy, Session
 from vla_ros.types import ActionChunk, FloatArray, JointState, Observation
 

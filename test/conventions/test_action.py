@@ -25,6 +25,7 @@ from vla_ros.control.inputs import Snapshot
 from vla_ros.control.reasons import Refused
 from vla_ros.control.robot import RobotController
 from vla_ros.errors import ConfigError
+from vla_ros.execution.source import ActionSource
 from vla_ros.kinematics.rotations import (
     Pose,
     euler_xyz_matrix,
@@ -34,7 +35,6 @@ from vla_ros.kinematics.rotations import (
 )
 from vla_ros.node.inference import infer
 from vla_ros.node.pipeline import ActionPipeline, build_pipeline
-from vla_ros.node.source import ActionSource
 from vla_ros.policies.published import loop_of
 from vla_ros.types import FloatArray, JointState
 from vla_ros.vision.messages import encode_image

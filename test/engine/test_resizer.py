@@ -13,9 +13,9 @@ from vla_ros.config import build
 from vla_ros.config.sections import ORIENTATIONS
 from vla_ros.control.inputs import Snapshot
 from vla_ros.errors import ConfigError, ImageError
+from vla_ros.execution.source import PolicySource
 from vla_ros.node.inference import first_step
 from vla_ros.node.pipeline import build_pipeline
-from vla_ros.node.source import PolicySource
 from vla_ros.types import JointState, RawImage
 from vla_ros.vision.messages import encode_image
 from vla_ros.vision.preprocess import LazyImages, process

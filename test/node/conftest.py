@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from vla_ros.config import load
+from vla_ros.execution.source import PolicySource
 from vla_ros.graph import open_graph
 from vla_ros.node.policy_node import PolicyNode
-from vla_ros.node.source import PolicySource
 from vla_ros.policies import Policy
 from vla_ros.vision.messages import encode_image
 

@@ -12,10 +12,10 @@ from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.command import Command
 from vla_ros.control.outcome import FrameOutcome, StepResult
 from vla_ros.control.reasons import Reason
+from vla_ros.execution.source import ActionSource, PolicySource
 from vla_ros.node.control_loop import LoopResult
 from vla_ros.node.pipeline import build_pipeline
 from vla_ros.node.simulated import SimulatedNode
-from vla_ros.node.source import ActionSource, PolicySource
 from vla_ros.policies.base import Policy
 from vla_ros.types import ActionChunk, JointState, Observation
 from vla_ros.vision.messages import encode_image

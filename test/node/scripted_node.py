@@ -15,9 +15,9 @@ import numpy as np
 from vla_ros.cli.main import main as command
 from vla_ros.config import load
 from vla_ros.contract.spec import ImageFeature, PolicySpec
+from vla_ros.execution.source import PolicySource
 from vla_ros.graph.dds.participant import Participant
 from vla_ros.node import run
-from vla_ros.node.source import PolicySource
 from vla_ros.policies import Policy, Session, no_progress
 from vla_ros.policies.base import Progress
 from vla_ros.types import ActionChunk, Observation

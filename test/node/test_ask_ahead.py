@@ -14,8 +14,8 @@ from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.clock import Clock
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.schedule import resolve_schedule
+from vla_ros.execution.source import PolicySource
 from vla_ros.node.inference import InferenceThread
-from vla_ros.node.source import PolicySource
 from vla_ros.types import ActionChunk, Observation
 
 HORIZON, RATE, DELAY = 16, 20.0, 0.29  # 6 steps

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from vla_ros.control.safety import State
+from vla_ros.execution.claim import Claim
 from vla_ros.graph import open_graph
 from vla_ros.middleware import daemons
 from vla_ros.middleware.daemons import RoudiWatch
 from vla_ros.node import policy_node
-from vla_ros.node.claim import Claim
 from vla_ros.vision.messages import encode_image
 
 COMMAND = "/arm/joint_command"

@@ -21,9 +21,9 @@ from vla_ros.config import build
 from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.reasons import Reason
+from vla_ros.execution.gate import DriverGate
+from vla_ros.execution.outputs import Outputs
 from vla_ros.graph.messages import message_types
-from vla_ros.node.gate import DriverGate
-from vla_ros.node.outputs import Outputs
 from vla_ros.types import ActionChunk, Observation
 from vla_ros.vision.messages import encode_image
 

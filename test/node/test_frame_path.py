@@ -19,7 +19,7 @@ MOST_HOPS, MOST_FILES = 40, 25
 BEGIN = {"node/receiver.py::receive", "node/control_loop.py::run_once"}
 """Where the frame enters a thread."""
 
-BESIDE = "node/gate.py::supervise"
+BESIDE = "execution/gate.py::supervise"
 """Checks all inputs, whatever the frame."""
 
 

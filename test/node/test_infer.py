@@ -13,9 +13,9 @@ from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import DeltaTimestamp, ImageFeature, PolicySpec, StateFeature
 from vla_ros.control.inputs import Snapshot
 from vla_ros.errors import VlaRosError
+from vla_ros.execution.source import PolicySource
 from vla_ros.node import infer, inference
 from vla_ros.node.pipeline import build_pipeline
-from vla_ros.node.source import PolicySource
 from vla_ros.policies import Policy, Session
 from vla_ros.policies.base import create
 from vla_ros.types import ActionChunk, Observation

@@ -9,10 +9,10 @@ from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.control.inputs import Snapshot
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ConfigError, ImageError
+from vla_ros.execution.source import PolicySource
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.node.inference import first_step, infer
 from vla_ros.node.pipeline import ActionPipeline, build_pipeline
-from vla_ros.node.source import PolicySource
 from vla_ros.policies import Policy, Session
 from vla_ros.types import ActionChunk, JointState, Observation
 from vla_ros.vision.messages import encode_image

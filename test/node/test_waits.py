@@ -18,12 +18,14 @@ from live_loop import LiveLoop, every
 import vla_ros
 from vla_ros.control.safety import State
 from vla_ros.errors import VlaRosError
+from vla_ros.execution.claim import Claim
 from vla_ros.graph.dds.discovery import _taken
-from vla_ros.node.claim import Claim
 
 PACKAGE = Path(vla_ros.__file__).parent
 ROOMS = (
+    "execution",
     "node",
+    "person",
     "graph",
     "record/process.py",
     "telemetry",
@@ -57,24 +59,24 @@ WAITS = {
     "graph/rclpy_backend.py::spin_once": "one callback, or the period of the spin",
     "node/lifecycle_main.py::_spin": "ends between two callbacks",
     # Callbacks.
-    "node/gate.py::open": "20 supervisions, then no command is sent",
+    "execution/gate.py::open": "20 supervisions, then no command is sent",
     "node/lockstep.py::_step": "100,000 iterations of the control loop, and the policy's own inference",
-    "node/claim.py::is_there": "does not block",
-    "node/claim.py::update": "64 connections, none of which is waited for",
+    "execution/claim.py::is_there": "does not block",
+    "execution/claim.py::update": "64 connections, none of which is waited for",
     "node/policy_node.py::poll": "each subscription: as many messages as it keeps",
     "graph/rclpy_frames.py::poll": "100 messages",
     "node/observer.py::_append": "the frames that a policy looks back at",
     "graph/cdr.py::_elements": "the bytes of the message",
     "graph/dds/discovery.py::_taken": "32 times 256 samples; the rest waits for the next look",
-    "node/context.py::flush": "the kinds of log lines that wait",
+    "execution/context.py::flush": "the kinds of log lines that wait",
     "control/safety.py::_deliver": "the events that listeners add",
     "graph/dds/action.py::_on_goal": "20 goals that are remembered",
     # At the start.
-    "node/claim.py::__init__": "0.2 s for each other node that claims the same",
-    "node/claim.py::wait_until_alone": "5 s, then an error",
+    "execution/claim.py::__init__": "0.2 s for each other node that claims the same",
+    "execution/claim.py::wait_until_alone": "5 s, then an error",
     "graph/wiring.py::publisher_and_gid": "2 s, then an error",
     # At the end.
-    "node/gate.py::finish_holds": "timeouts.joint_state, at most 2 s",
+    "execution/gate.py::finish_holds": "timeouts.joint_state, at most 2 s",
     "node/control_loop.py::stop": "timeouts.inference + 1 s, then the inference is abandoned",
     "node/inference.py::close": "what is left of ControlLoop.stop",
     "node/beside.py::close": "5 s for each thread",
@@ -92,7 +94,7 @@ OTHERS = {
     "control/mailbox.py::take",
     "control/mailbox.py::wait",
     "node/beside.py::_run",
-    "node/camera_frames.py::wait",
+    "execution/camera_frames.py::wait",
     "node/scene.py::work",
     "node/control_loop.py::_run",
     "node/control_loop.py::_correct",
@@ -111,8 +113,8 @@ OTHERS = {
     "graph/dds/action.py::on_answer",
     "graph/dds/action.py::on_end",
     "graph/dds/service.py::dispatch",
-    "node/gripper_goals.py::on_done",
-    "node/outputs.py::_on_answer",
+    "execution/gripper_goals.py::on_done",
+    "execution/outputs.py::_on_answer",
     "node/receiver.py::joints",
     "node/trained.py::_largest",
 }

@@ -10,7 +10,7 @@ from PIL import Image
 
 from vla_ros.cli.main import main
 from vla_ros.errors import VlaRosError
-from vla_ros_models.pi.inference import RealTimeChunk
+from vla_ros_models.flow_policy import RealTimeChunk
 
 GPU = [
     pytest.mark.gpu,

@@ -127,7 +127,7 @@ def test_a_published_checkpoint_is_read_or_refused_by_name(one: dict[str, Any], 
     assert spec.dimension == one["action"]
     if one["type"] in FAMILIES:  # every tensor of the published sizes has its place in the network on ``meta``
         checkpoint = policy._read()
-        parts = policy._parts(checkpoint)
+        parts = checkpoint.parts
         needed = {part.name: part.shape for group in parts.values() for part in group}
         check_weights(needed, checkpoint.stored, lambda name: False, str(tmp_path))
         assert len(needed) == len(checkpoint.stored) == len(shapes(one["type"]))

@@ -7,7 +7,8 @@ from vla_ros.config import Config, build, load
 from vla_ros.control.clock import Clock
 from vla_ros.control.inputs import Inputs
 from vla_ros.control.joints import JointStateMerger
-from vla_ros.node.receiver import joint_state_of, stamp_of
+from vla_ros.graph.origin import stamp_of
+from vla_ros.node.receiver import joint_state_of
 from vla_ros_lab.replay import series
 from vla_ros_lab.replay.bag import Bag
 from vla_ros_lab.replay.storage import BagError

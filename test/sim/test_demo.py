@@ -17,7 +17,7 @@ from test.command import VLA_ROS, vla_ros
 from vla_ros.cli.main import main
 from vla_ros.config import Config, PolicyConfig, load
 from vla_ros.errors import ConfigError, MissingDependencyError, VlaRosError
-from vla_ros.node.source import PolicySource
+from vla_ros.execution.source import PolicySource
 from vla_ros.policies.base import folder_of
 from vla_ros.vision.decode import decode_image
 from vla_ros_lab.sim import process

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
 
+from vla_ros.execution.source import PolicySource
 from vla_ros.graph import open_graph
 from vla_ros.node.policy_node import PolicyNode
-from vla_ros.node.source import PolicySource
 from vla_ros_lab.sim import process
 from vla_ros_lab.sim.arguments import Plan, episode_options, make_table, parse, plan_demo
 from vla_ros_lab.sim.environment import EpisodeOptions

@@ -12,7 +12,7 @@ from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.control.command import Command
 from vla_ros.errors import ConfigError
-from vla_ros.node.source import PolicySource
+from vla_ros.execution.source import PolicySource
 from vla_ros.policies.base import Policy, Session
 from vla_ros.types import ActionChunk, JointState, Observation
 from vla_ros_lab.sim import arm

@@ -9,10 +9,10 @@ import pytest
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
 from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.execution.source import PolicySource
 from vla_ros.graph import open_graph
 from vla_ros.graph.node import Graph
 from vla_ros.node.policy_node import PolicyNode
-from vla_ros.node.source import PolicySource
 from vla_ros.policies import Session
 from vla_ros.types import ActionChunk, Observation
 from vla_ros_lab.sim import process

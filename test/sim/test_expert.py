@@ -7,8 +7,8 @@ import pytest
 
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
+from vla_ros.execution.source import PolicySource
 from vla_ros.kinematics.rotations import read_rotation
-from vla_ros.node.source import PolicySource
 from vla_ros.policies import Policy, Session, available
 from vla_ros.types import ActionChunk, Observation
 from vla_ros_lab.sim import arm

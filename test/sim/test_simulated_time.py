@@ -9,7 +9,7 @@ import pytest
 
 from vla_ros.cli.main import main
 from vla_ros.errors import ConfigError
-from vla_ros.node.source import PolicySource
+from vla_ros.execution.source import PolicySource
 from vla_ros.policies import Session
 from vla_ros.types import ActionChunk, Observation
 from vla_ros_lab.sim.arguments import episode_options, make_table, mode_of, parse, plan_demo

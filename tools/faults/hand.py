@@ -4,8 +4,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+from vla_ros.execution.gripper_goals import ACTION_TYPES
 from vla_ros.graph.node import Graph
-from vla_ros.node.gripper_goals import ACTION_TYPES
 
 NAME = "/hand"
 """Name of the gripper's action."""

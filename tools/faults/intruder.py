@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from vla_ros.execution.claim import Claim
 from vla_ros.graph.node import Graph
-from vla_ros.node.claim import Claim
 
 _TYPES = {"camera": "sensor_msgs/msg/Image", "scene": "visualization_msgs/msg/MarkerArray"}
 _QOS = {"joints": "state_publisher", "camera": "camera", "scene": "state_publisher"}

@@ -16,8 +16,8 @@ from tools.faults.driver import ARM, HOME
 from vla_ros.config import Config, load
 from vla_ros.contract.components import Component, parse_components
 from vla_ros.contract.spec import ImageFeature, PolicySpec
+from vla_ros.execution.source import PolicySource
 from vla_ros.node import run
-from vla_ros.node.source import PolicySource
 from vla_ros.policies import Policy, Session
 from vla_ros.policies.base import create
 from vla_ros.types import ActionChunk, FloatArray, Observation

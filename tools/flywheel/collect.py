@@ -17,7 +17,7 @@ from pathlib import Path
 from tools.flywheel.session import OPTIONS, Session
 from tools.train.evaluate import words_of
 from vla_ros.errors import VlaRosError
-from vla_ros.node.source import PolicySource
+from vla_ros.execution.source import PolicySource
 from vla_ros.policies.base import create
 from vla_ros_lab.sim.arguments import episode_options, make_table, parse, plan_demo
 

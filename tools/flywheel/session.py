@@ -11,10 +11,10 @@ from vla_ros.config import Config
 from vla_ros.control.command import Command, to_message
 from vla_ros.control.mode import PERSON, Mode
 from vla_ros.errors import VlaRosError
+from vla_ros.execution.source import ActionSource
 from vla_ros.graph.messages import message_types
 from vla_ros.graph.origin import Origin
-from vla_ros.node.source import ActionSource
-from vla_ros.node.takeover import Episodes
+from vla_ros.person.takeover import Episodes
 from vla_ros.record.bag import BagWriter
 from vla_ros.record.topics import Recorded, recorded_topics
 from vla_ros.types import FloatArray, JointState

@@ -12,8 +12,8 @@ import numpy as np
 from vla_ros.config import ArmConfig, Config
 from vla_ros.config.sections import GRIPPER_ACTIONS
 from vla_ros.control.command import message_type
+from vla_ros.execution.gripper_goals import ACTION_TYPES
 from vla_ros.graph import open_graph
-from vla_ros.node.gripper_goals import ACTION_TYPES
 from vla_ros.vision.messages import encode_image
 
 RATE = 50.0  # rate of joint states, Hz

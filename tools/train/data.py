@@ -21,7 +21,7 @@ from tools.train.recipe import DataRecipe, as_json, claim
 from vla_ros.config import load
 from vla_ros.config.files import config_file
 from vla_ros.errors import VlaRosError
-from vla_ros.node.source import ActionSource
+from vla_ros.execution.source import ActionSource
 from vla_ros.policies.base import Session
 from vla_ros.types import ActionChunk, FloatArray, Observation, UInt8Array
 from vla_ros_lab.sim import arm

@@ -1,6 +1,6 @@
-"""Where a message comes from, as the middleware says."""
+"""Where a message comes from, as the middleware says, and its stamp."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Origin(NamedTuple):
@@ -13,3 +13,8 @@ class Origin(NamedTuple):
 
     publisher: bytes = b""
     published: int = 0
+
+
+def stamp_of(message: Any) -> int:
+    """Return the stamp of a message's header in nanoseconds."""
+    return int(message.header.stamp.sec) * 1_000_000_000 + int(message.header.stamp.nanosec)

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable
 
 from vla_ros.control.reasons import Reason
+from vla_ros.execution.context import Context
 from vla_ros.graph.wiring import Wiring
-from vla_ros.node.context import Context
 
 _PATIENCE = 5.0  # s that the end waits for work that has begun
 

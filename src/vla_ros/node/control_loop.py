@@ -17,14 +17,14 @@ from vla_ros.control.mode import NO_TASK
 from vla_ros.control.outcome import StepResult
 from vla_ros.control.reasons import OF_POLICY, Level, Reason, Refused
 from vla_ros.errors import ImageError, VlaRosError
-from vla_ros.node.context import Context
-from vla_ros.node.executor import StepExecutor
-from vla_ros.node.gate import CommandGate
+from vla_ros.execution.camera_frames import Frame
+from vla_ros.execution.context import Context
+from vla_ros.execution.executor import StepExecutor
+from vla_ros.execution.gate import CommandGate
+from vla_ros.execution.source import ActionSource
 from vla_ros.node.inference import InferenceRequest, InferenceThread
-from vla_ros.node.person_loop import PersonLoop
 from vla_ros.node.pipeline import ActionPipeline
-from vla_ros.node.receiver import Frame
-from vla_ros.node.source import ActionSource
+from vla_ros.person.loop import PersonLoop
 
 _PATIENCE = 0.1  # s; the longest wait before the loop checks whether it should end
 

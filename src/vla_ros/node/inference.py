@@ -23,10 +23,10 @@ from vla_ros.control.outcome import Inference, StepResult
 from vla_ros.control.reasons import Reason, Refused, reason_of
 from vla_ros.control.robot import ArmJoints
 from vla_ros.errors import VlaRosError
-from vla_ros.node.context import Context
+from vla_ros.execution.camera_frames import Frame
+from vla_ros.execution.context import Context
+from vla_ros.execution.source import ActionSource
 from vla_ros.node.pipeline import ActionPipeline
-from vla_ros.node.receiver import Frame
-from vla_ros.node.source import ActionSource
 from vla_ros.types import ActionChunk, PreviousChunk
 from vla_ros.vision.messages import CdrBytes
 from vla_ros.vision.preprocess import LazyImages

@@ -20,25 +20,26 @@ from vla_ros.control.safety import Event, Safety, State
 from vla_ros.control.suspension import Suspension
 from vla_ros.control.watchdog import Watchdog
 from vla_ros.errors import VlaRosError
+from vla_ros.execution import graph_watch
+from vla_ros.execution.camera_frames import Frame
+from vla_ros.execution.claim import claim_name, wait_until_alone
+from vla_ros.execution.context import Context, ThrottledLogger
+from vla_ros.execution.gate import DriverGate
+from vla_ros.execution.graph_watch import GraphWatch
+from vla_ros.execution.outputs import Outputs
+from vla_ros.execution.source import ActionSource, PolicySource
 from vla_ros.graph.node import Backend, Node, printable_logger, say
 from vla_ros.graph.wiring import Wiring
 from vla_ros.middleware.checks import middleware_watch
-from vla_ros.node import graph_watch
-from vla_ros.node.claim import claim_name, wait_until_alone
-from vla_ros.node.context import Context, ThrottledLogger
 from vla_ros.node.control_loop import ControlLoop
-from vla_ros.node.gate import DriverGate
-from vla_ros.node.graph_watch import GraphWatch
 from vla_ros.node.lockstep import LockstepWiring
-from vla_ros.node.outputs import Outputs
-from vla_ros.node.person import PersonSource
-from vla_ros.node.person_loop import PersonLoop
 from vla_ros.node.pipeline import ActionPipeline, build_pipeline
-from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
+from vla_ros.node.receiver import FrameReceiver, StateReceiver
 from vla_ros.node.run_policy import RunPolicy, has_run_policy
 from vla_ros.node.scene import join_collision
-from vla_ros.node.source import ActionSource, PolicySource
-from vla_ros.node.takeover import Takeover
+from vla_ros.person.loop import PersonLoop
+from vla_ros.person.source import PersonSource
+from vla_ros.person.takeover import Takeover
 from vla_ros.policies.base import Progress, create, no_progress, selection
 from vla_ros.record.process import record
 from vla_ros.telemetry.stats import Stats
@@ -137,7 +138,7 @@ class PolicyNode:
                 self._gate.controller = self._pipeline.controller
         if self._person is not None and self._takeover is not None:
             tell = self._takeover.tell
-            person_loop = PersonLoop(self._context, self._person, self._pipeline, self._gate, tell)
+            person_loop = PersonLoop(self._context, self._person, self._pipeline.controller, self._gate, tell)
         self._loop = ControlLoop(
             self._context, self._source, self._pipeline, self._mailboxes, self._gate, person_loop
         )

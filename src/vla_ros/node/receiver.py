@@ -5,7 +5,6 @@ Camera frames stay serialised here: only the header is read, and no image is dec
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,35 +14,21 @@ from vla_ros.contract.binding import read_state_message
 from vla_ros.control.clock import Now
 from vla_ros.control.joints import JointStateMerger
 from vla_ros.control.mailbox import Mailbox
-from vla_ros.control.outcome import REPLACED, FrameOutcome
+from vla_ros.control.outcome import REPLACED
 from vla_ros.control.publishers import CompetingSources, DataSource, DataSources
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.robot import AnyArm, RobotController
 from vla_ros.control.watchdog import digest
 from vla_ros.errors import ImageError
-from vla_ros.graph.origin import Origin
-from vla_ros.node.context import Context
+from vla_ros.execution.camera_frames import Frame
+from vla_ros.execution.context import Context
+from vla_ros.graph.origin import Origin, stamp_of
 from vla_ros.node.observer import Observer
 from vla_ros.types import JointState
 from vla_ros.vision.messages import CdrBytes, image_header, image_stamp, read_compressed, shown, with_stamp
 
 _UNKNOWN = Origin()
 _FINGERS_DUE = 5_000_000_000  # ns; by then, the gripper's driver has started as well
-
-
-@dataclass(frozen=True, eq=False)
-class Frame:
-    """A camera message as received."""
-
-    data: CdrBytes
-    stamp: int  # its header's stamp in nanoseconds
-    camera: str
-    arrived: Now  # time of arrival
-    interval: float = math.inf  # seconds since the previous frame; infinite for the first
-
-    def outcome(self, outcome: str, **details: Any) -> FrameOutcome:
-        """Return the frame's outcome; ``details`` are further fields."""
-        return FrameOutcome(self.stamp, self.camera, self.arrived.ros, outcome, **details)
 
 
 class CameraSources:
@@ -250,11 +235,6 @@ class StateReceiver:
         except Refused as refused:
             return f"{refused.detail} (see robot.joint_names, robot.urdf and topics.joint_states)"
         return ""
-
-
-def stamp_of(message: Any) -> int:
-    """Return the stamp of a message's header in nanoseconds."""
-    return int(message.header.stamp.sec) * 1_000_000_000 + int(message.header.stamp.nanosec)
 
 
 def joint_state_of(message: Any, now: int) -> JointState:

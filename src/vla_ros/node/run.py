@@ -24,6 +24,7 @@ from vla_ros.config.show import add_config_arguments
 from vla_ros.control.clock import Clock
 from vla_ros.control.collision import CollisionCheck
 from vla_ros.errors import ConfigError
+from vla_ros.execution.source import ActionSource
 from vla_ros.files import check_output, save_text
 from vla_ros.graph import open_graph
 from vla_ros.graph.launcher import end_with_launcher
@@ -31,7 +32,6 @@ from vla_ros.graph.names import RosArguments, parse_ros_arguments
 from vla_ros.node.pipeline import build_pipeline
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.node.signals import Signals
-from vla_ros.node.source import ActionSource
 from vla_ros.policies.base import Progress, create, selection
 
 NODE_NAME = "vla_policy"

@@ -6,9 +6,9 @@ from typing import Any
 from vla_ros.control.reasons import Reason
 from vla_ros.control.safety import State
 from vla_ros.errors import VlaRosError
+from vla_ros.execution.context import Context
 from vla_ros.graph.node import ABORTED, CANCELED, SUCCEEDED, Backend, ServedGoal
 from vla_ros.graph.wiring import Wiring
-from vla_ros.node.context import Context
 
 _TYPE = "rosetta_interfaces/action/RunPolicy"
 _PERIOD = 0.05  # s

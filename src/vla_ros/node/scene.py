@@ -9,12 +9,12 @@ from vla_ros.collision.meshes import SceneMeshes
 from vla_ros.control.collision import CollisionCheck
 from vla_ros.control.publishers import CompetingSources, gid_of, node_of
 from vla_ros.errors import VlaRosError
+from vla_ros.execution.context import Context
 from vla_ros.graph.origin import Origin
 from vla_ros.graph.wiring import Wiring
 from vla_ros.kinematics.urdf import resolve
 from vla_ros.node.beside import BesideThread
 from vla_ros.node.collision_view import SHOWN, CollisionView
-from vla_ros.node.context import Context
 from vla_ros.node.markers import MARKERS, MarkerReader, Scene
 from vla_ros.node.scene_publisher import ScenePublisher
 from vla_ros.types import JointState

@@ -13,14 +13,15 @@ from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.safety import Safety
 from vla_ros.control.suspension import Suspension
 from vla_ros.control.watchdog import Watchdog
-from vla_ros.node.context import Context, Sink, ThrottledLogger
+from vla_ros.execution.camera_frames import Frame
+from vla_ros.execution.context import Context, Sink, ThrottledLogger
+from vla_ros.execution.gate import CommandGate
+from vla_ros.execution.source import ActionSource
 from vla_ros.node.control_loop import ControlLoop
-from vla_ros.node.gate import CommandGate
-from vla_ros.node.person import PersonSource
-from vla_ros.node.person_loop import PersonLoop
 from vla_ros.node.pipeline import ActionPipeline
-from vla_ros.node.receiver import Frame, FrameReceiver, StateReceiver
-from vla_ros.node.source import ActionSource
+from vla_ros.node.receiver import FrameReceiver, StateReceiver
+from vla_ros.person.loop import PersonLoop
+from vla_ros.person.source import PersonSource
 from vla_ros.telemetry.stats import Stats
 
 _LOG = logging.getLogger(__name__)
@@ -63,5 +64,5 @@ class SimulatedNode:
         person_loop = None
         if config.takeover.input != "none":
             self.person = PersonSource(self.options, clock, pipeline.arms, pipeline.controller)
-            person_loop = PersonLoop(context, self.person, pipeline, self.gate)
+            person_loop = PersonLoop(context, self.person, pipeline.controller, self.gate)
         self.loop = ControlLoop(context, source, pipeline, self.mailboxes, self.gate, person_loop)

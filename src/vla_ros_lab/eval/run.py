@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_ros.errors import ConfigError, VlaRosError
-from vla_ros.node.source import PolicySource
+from vla_ros.execution.source import PolicySource
 from vla_ros.policies.base import create
 from vla_ros.types import UInt8Array
 from vla_ros_lab.eval.environment import BenchmarkEnvironment, Case

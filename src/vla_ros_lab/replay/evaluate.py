@@ -14,7 +14,7 @@ from pathlib import Path
 from vla_ros.config import Config, build, flatten
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import VlaRosError
-from vla_ros.node.source import PolicySource
+from vla_ros.execution.source import PolicySource
 from vla_ros.policies.base import Policy, create
 from vla_ros_lab.replay import samples as samples_of
 from vla_ros_lab.replay.bag import Bag

@@ -9,11 +9,11 @@ from functools import partial
 from vla_ros.config import Config
 from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.safety import State
-from vla_ros.node.context import Sink
+from vla_ros.execution.context import Sink
+from vla_ros.execution.source import ActionSource
 from vla_ros.node.control_loop import LoopResult
 from vla_ros.node.pipeline import ActionPipeline
 from vla_ros.node.simulated import SimulatedNode
-from vla_ros.node.source import ActionSource
 from vla_ros.types import JointState
 from vla_ros_lab.replay.series import Recording, Table, TopicSeries
 from vla_ros_lab.replay.storage import Record

@@ -19,9 +19,9 @@ from vla_ros.config import Config
 from vla_ros.control.outcome import REPLACED, FrameOutcome, StepResult
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ImageError
+from vla_ros.execution.source import ActionSource
 from vla_ros.node.inference import first_step
 from vla_ros.node.pipeline import ActionPipeline
-from vla_ros.node.source import ActionSource
 from vla_ros.telemetry.stats import Stats
 from vla_ros.types import FloatArray
 from vla_ros.vision.messages import image_stamp

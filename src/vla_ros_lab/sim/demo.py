@@ -122,7 +122,7 @@ def _episodes(arguments: argparse.Namespace, config: Config, alive: Callable[[],
 
 
 def _in_simulated_time(arguments: argparse.Namespace, config: Config) -> DemoResult:
-    from vla_ros.node.source import PolicySource
+    from vla_ros.execution.source import PolicySource
     from vla_ros.policies.base import create
     from vla_ros_lab.sim.simulated_time import SimulatedTime
 

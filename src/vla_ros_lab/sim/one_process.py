@@ -16,9 +16,9 @@ from vla_ros.control.outcome import FrameOutcome, StepResult
 from vla_ros.control.reasons import Reason
 from vla_ros.control.safety import State
 from vla_ros.errors import ConfigError
+from vla_ros.execution.source import ActionSource
 from vla_ros.node.pipeline import build_pipeline
 from vla_ros.node.simulated import SimulatedNode
-from vla_ros.node.source import ActionSource
 from vla_ros.types import UInt8Array
 from vla_ros.vision.messages import encode_image
 from vla_ros.vision.preprocess import TURNS

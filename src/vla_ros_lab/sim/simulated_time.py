@@ -3,7 +3,7 @@
 from vla_ros.config import Config
 from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.safety import State
-from vla_ros.node.source import ActionSource
+from vla_ros.execution.source import ActionSource
 from vla_ros_lab.sim.environment import Environment, Episode, EpisodeOptions
 from vla_ros_lab.sim.one_process import START, OneProcess
 from vla_ros_lab.sim.results import EpisodeResult

@@ -2,7 +2,7 @@
 
 ``architecture`` has the sizes; ``network`` has the parameters, with which :mod:`vla_ros_models.engine.flow`
 computes; ``checkpoint`` reads a folder and ``loading`` its weights; ``processing`` prepares input and output;
-``inference`` and ``policy`` combine these parts. Much of it serves SmolVLA, too.
+``inference`` and ``policy`` combine these parts. Network and layout serve SmolVLA, too.
 """
 
 from collections.abc import Mapping
@@ -11,34 +11,7 @@ from typing import Any
 
 from vla_ros.config.options import option
 from vla_ros.policies.base import LazyPolicy
-from vla_ros.policies.options import SamplingOptions
-
-RTC_SCHEDULES = ("LINEAR", "EXP", "ONES", "ZEROS")
-MODES = ("guided", "jacobian", "trained")
-
-
-@dataclass(frozen=True)
-class FlowOptions(SamplingOptions):
-    """How a flow-matching policy samples and continues chunks."""
-
-    rtc: str = option(
-        "auto",
-        "How a chunk continues the previous one: guided, jacobian (guided by its gradient, slower), trained (pi0.5 "
-        "trained for it), or auto: as the checkpoint states, else trained if it supports that, otherwise guided",
-        choices=("auto", *MODES),
-    )
-    rtc_horizon: int = option(
-        0,
-        "Number of actions of the previous chunk that guide the new one; 0: the checkpoint's, else all left",
-        low=0,
-    )
-    rtc_schedule: str = option(
-        "auto",
-        "How guidance falls from the first action that can still change to rtc_horizon; auto: as the checkpoint "
-        "states, else linear",
-        choices=("auto", *(name.lower() for name in RTC_SCHEDULES)),
-    )
-    rtc_max_guidance: float = option(0.0, "Maximum factor of the guidance; 0: the checkpoint's, else 10", low=0.0)
+from vla_ros_models.flow_options import FlowOptions
 
 
 @dataclass(frozen=True)
@@ -66,16 +39,6 @@ class PiOptions(FlowOptions):
         choices=("auto", "antialias", "linear"),
     )
     quantization: str = option("none", "Format of prefix weights; fp8 needs bfloat16", choices=("none", "fp8"))
-
-
-@dataclass(frozen=True)
-class RtcSettings:
-    """How a checkpoint continues chunks, where the options leave it open."""
-
-    mode: str = "auto"  # as ``policy.rtc``
-    horizon: int = 0  # as ``policy.rtc_horizon``
-    schedule: str = "LINEAR"  # how the weight falls between the delay and the horizon
-    max_guidance: float = 10.0  # maximum factor of the correction
 
 
 def _claims(config: Mapping[str, Any]) -> int:

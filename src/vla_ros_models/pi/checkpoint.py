@@ -5,18 +5,21 @@ not describe robot, prompt or delta actions; a :class:`~vla_ros_models.pi.proces
 LeRobot's layout has ``config.json``, two processor files and their statistics, which describe everything.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.published import loop_of
 from vla_ros_models.checkpoint_files import Fields, read_fields
+from vla_ros_models.flow_options import RTC_SCHEDULES, RtcSettings
+from vla_ros_models.memory import MemoryNeeds
 from vla_ros_models.normalization import make_normalization
-from vla_ros_models.pi import RTC_SCHEDULES, RtcSettings
 from vla_ros_models.pi.architecture import PI0, PROMPT_TOKENS, PiArchitecture, infer_architecture
-from vla_ros_models.pi.loading import Manifest, read_stored
+from vla_ros_models.pi.loading import Manifest, Parts, parameter_parts, plan_memory, read_stored
 from vla_ros_models.pi.processing import ROBOTS, Processing, PromptForm, Robot
 from vla_ros_models.processor_files import (
     ABSOLUTE,
@@ -52,6 +55,50 @@ class PiCheckpoint:
     tokenizer: str = ""  # the tokenizer's name in the checkpoint; empty if it states none
     execute_steps: int = 0  # actions to execute before the next inference; 0 if unknown
     rtc: RtcSettings = field(default_factory=RtcSettings)  # how a chunk continues the previous one
+
+    @property
+    def parts(self) -> Parts:
+        """The parts of every parameter."""
+        return parameter_parts(self.architecture, self.stored)
+
+    def plan(self, flow_steps: int = 0) -> Callable[[str, str, str], MemoryNeeds]:
+        """Return the estimate of the memory; ``flow_steps`` 0 takes the checkpoint's."""
+        return partial(
+            plan_memory,
+            self.parts,
+            self.architecture,
+            cameras=len(self.image_keys),
+            prompt=self.processing.prompt.length,
+            flow_steps=flow_steps or self.flow_steps,
+        )
+
+    @property
+    def spec(self) -> PolicySpec:
+        architecture, processing = self.architecture, self.processing
+        size = (architecture.vision.image_size, architecture.vision.image_size)
+        return PolicySpec(
+            images=tuple(
+                ImageFeature(key, processing.processor(size), required=name not in processing.optional_images)
+                for key, name in zip(self.image_keys, processing.images, strict=True)
+            ),
+            state=tuple(self._states()),
+            action=(),
+            dimension=processing.action_size,
+            horizon=architecture.horizon,
+            rate_hz=self.rate_hz,
+            execute_steps=self.execute_steps,
+            noise=(architecture.horizon, architecture.action_dim),
+            continues_chunks=True,
+        )
+
+    def _states(self) -> Iterator[StateFeature]:
+        processing, start = self.processing, 0
+        # ALOHA's state is converted before it is normalised; it has no rotations.
+        middle = () if processing.adapt else tuple(map(float, processing.state.middle))
+        largest = () if processing.adapt else tuple(map(float, processing.state.largest))
+        for key, count in self.state_keys:
+            place, start = slice(start, start + count), start + count
+            yield StateFeature(key, size=count, middle=middle[place], largest=largest[place])
 
 
 def read_checkpoint(

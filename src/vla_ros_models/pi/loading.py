@@ -127,9 +127,6 @@ LEROBOT_PREFIX = "model."
 FLOAT32 = re.compile(r"vision\.(patch|pos)_embed|\w+_(proj|mlp_in|mlp_out)\.|(prefix|expert)\..*norm\.")
 """Parameters that stay float32 in a bfloat16 model, as in openpi."""
 
-CHOICES = (("float32", "none"), ("bfloat16", "none"))
-"""Options to suggest if memory does not suffice."""
-
 Manifest = Mapping[str, StoredTensor]
 """Stored tensors by openpi's names."""
 

@@ -332,10 +332,3 @@ def override(processing: Processing, prompt_state: str = "auto", resize: str = "
         prompt=form if prompt_state == "auto" else replace(form, state=prompt_state),
         antialias=antialias if resize == "auto" else resize == "antialias",
     )
-
-
-def pad_state(state: Array, size: int) -> Array:
-    """Pad ``state`` with zeros to float32 [size]."""
-    result = np.zeros(size, np.float32)
-    result[: len(state)] = state
-    return result

@@ -1,8 +1,8 @@
 """Runs SmolVLA checkpoints of LeRobot, without remote code.
 
-SmolVLA has pi0's design: :mod:`vla_ros_models.pi` has what both have in common. ``architecture`` has the sizes;
-``network`` has the parameters; ``loading`` reads a folder; ``processing`` prepares input and output; ``policy``
-combines these parts.
+SmolVLA has pi0's design: the network and the layout of its files extend those of :mod:`vla_ros_models.pi`.
+``architecture`` has the sizes; ``network`` has the parameters; ``loading`` reads a folder; ``processing`` prepares
+input and output; ``policy`` combines these parts.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Any
 
 from vla_ros.config.options import option
 from vla_ros.policies.base import LazyPolicy
-from vla_ros_models.pi import FlowOptions
+from vla_ros_models.flow_options import FlowOptions
 
 
 @dataclass(frozen=True)

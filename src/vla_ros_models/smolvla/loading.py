@@ -70,6 +70,10 @@ class SmolVlaCheckpoint(PiCheckpoint):
     cameras: int = 0  # images of the configuration, the empty ones included
     empty: int = 0  # the most missing images that LeRobot replaces with masked ones
 
+    @property
+    def parts(self) -> Parts:
+        return SMOLVLA_TENSORS.parts(build_empty(self.architecture), self.stored)
+
 
 def read_checkpoint(folder: Path, options: SmolVlaOptions) -> SmolVlaCheckpoint:
     """Read everything in a checkpoint except its weights."""
@@ -167,10 +171,6 @@ def read_words(vlm: Path, vocabulary: int) -> Words:
             f"encodes {names} as {ids}, expected at most {vocabulary} pieces, no additions and one token each"
         )
     return Words(tokenizer, tuple(one[0] for one in ids), side == "left")
-
-
-def smolvla_parts(checkpoint: SmolVlaCheckpoint) -> Parts:
-    return SMOLVLA_TENSORS.parts(build_empty(checkpoint.architecture), checkpoint.stored)
 
 
 def load_network(

@@ -13,33 +13,21 @@ from vla_ros_models.engine.flow_engine import FlowEngine
 from vla_ros_models.engine.kernel_check import checked
 from vla_ros_models.engine.ops import Ops
 from vla_ros_models.engine.runner import Runner
+from vla_ros_models.flow_policy import FlowPolicy, LoadedFlow
 from vla_ros_models.network_policy import Placement
 from vla_ros_models.normalization import Array
-from vla_ros_models.pi.inference import PiModel
-from vla_ros_models.pi.loading import Parts
-from vla_ros_models.pi.policy import FlowPolicy
 from vla_ros_models.smolvla import SmolVlaOptions
-from vla_ros_models.smolvla.loading import (
-    SmolVlaCheckpoint,
-    load_network,
-    read_checkpoint,
-    read_words,
-    smolvla_parts,
-)
+from vla_ros_models.smolvla.loading import SmolVlaCheckpoint, load_network, read_checkpoint, read_words
 from vla_ros_models.smolvla.network import SmolVlaNetwork, build_flow
 
 
 @dataclass(frozen=True, eq=False)
-class SmolVlaModel(PiModel):
+class SmolVlaModel(LoadedFlow):
     """A loaded model, which keeps no state between calls."""
 
     cameras: int = 0  # as for :class:`~vla_ros_models.smolvla.loading.SmolVlaCheckpoint`
     empty: int = 0
     around: tuple[int, ...] = ()  # rows of the embedding with the control tokens around an image
-
-    @property
-    def longest(self) -> int:
-        return self.processing.prompt.length + 1 + len(self.around) * self.empty
 
     def _tokens(self, instruction: str, state: Array, images: int) -> IntArray:
         """Return the prompt's tokens and the state's.
@@ -84,7 +72,8 @@ def load_model(
     network = load_network(checkpoint, device, dtype, progress)
     engine = make_engine(network, flow_steps or checkpoint.flow_steps, longest, ids, jacobian=jacobian)
     around = tuple(range(sizes.vocabulary, sizes.vocabulary + len(ids)))
-    return SmolVlaModel(sizes, engine, processing, words.tokenizer, 0, checkpoint.cameras, checkpoint.empty, around)
+    side, cameras, empty = sizes.vision.image_size, checkpoint.cameras, checkpoint.empty
+    return SmolVlaModel(engine, processing, words.tokenizer, side, longest, 0, cameras, empty, around)
 
 
 class SmolVlaPolicy(FlowPolicy[SmolVlaCheckpoint]):
@@ -96,9 +85,6 @@ class SmolVlaPolicy(FlowPolicy[SmolVlaCheckpoint]):
 
     def _read(self) -> SmolVlaCheckpoint:
         return read_checkpoint(self.folder, self._options)
-
-    def _parts(self, checkpoint: SmolVlaCheckpoint) -> Parts:
-        return smolvla_parts(checkpoint)
 
     def _load(self, checkpoint: SmolVlaCheckpoint, where: Placement, progress: Progress) -> SmolVlaModel:
         options = self._options

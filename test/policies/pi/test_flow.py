@@ -14,8 +14,8 @@ from vla_ros_models.engine.kernel_check import checked
 from vla_ros_models.engine.ops import Ops
 from vla_ros_models.engine.shapes import TowerShape
 from vla_ros_models.engine.stream import Guide, KVCache
+from vla_ros_models.flow_policy import RealTimeChunk, prefix_weights
 from vla_ros_models.pi.architecture import PI05, PUBLISHED, gemma
-from vla_ros_models.pi.inference import RealTimeChunk, prefix_weights
 from vla_ros_models.pi.network import PiNetwork, build_empty, euler_times, make_flow
 
 from .conftest import CASES, MODELS

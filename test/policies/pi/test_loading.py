@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from test.policies.golden import edit_json
 from vla_ros.errors import CheckpointError, ConfigError, VlaRosError
-from vla_ros_models.pi import RtcSettings
+from vla_ros_models.flow_options import RtcSettings
 from vla_ros_models.pi.architecture import EMBEDDINGS, EXPERT, PREFIX, PUBLISHED, SIGLIP, infer_architecture
 from vla_ros_models.pi.checkpoint import read_checkpoint
 from vla_ros_models.pi.inference import load_model, load_network

@@ -126,7 +126,7 @@ def test_the_exported_checkpoint_is_the_trained_network(run: Run, tmp_path) -> N
     assert size < 3 * sum(parameter.numel() for parameter in parameters.values())
     for name, loaded in load_network(checkpoint).named_parameters():
         torch.testing.assert_close(loaded, parameters[name].detach(), atol=1e-3, rtol=1e-3)
-    assert model.architecture.horizon == HORIZON
+    assert model.engine.model.horizon == HORIZON
 
 
 def test_the_policy_answers_with_the_exported_checkpoint(run: Run, tmp_path) -> None:

@@ -12,7 +12,7 @@ from tools.train.tokens import Prompts, encode_actions, followed, shape_actions,
 from vla_ros.config import load
 from vla_ros.config.files import config_file
 from vla_ros.control.gripper import Gripper
-from vla_ros.node.source import PolicySource
+from vla_ros.execution.source import PolicySource
 from vla_ros.policies import Session
 from vla_ros.types import ActionChunk, Observation
 from vla_ros_lab.sim.environment import EpisodeOptions

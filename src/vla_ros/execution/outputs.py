@@ -1,7 +1,7 @@
 """Publishes commands to the drivers of the arms and of grippers that have their own driver.
 
-Everything is sent through a :class:`~vla_ros.node.gate.CommandGate`, so that no two threads send at once and no
-motion follows a stop.
+Everything is sent through a :class:`~vla_ros.execution.gate.CommandGate`, so that no two threads send at once and
+no motion follows a stop.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +11,9 @@ from typing import Any
 from vla_ros.config.sections import GRIPPER_ACTIONS
 from vla_ros.control.command import Command, lifetime, message_type, split, to_message
 from vla_ros.errors import WriteError
+from vla_ros.execution.context import Context
+from vla_ros.execution.gripper_goals import GripperGoals
 from vla_ros.graph.wiring import Wiring
-from vla_ros.node.context import Context
-from vla_ros.node.gripper_goals import GripperGoals
 
 SERVO_TYPE = "moveit_msgs/srv/ServoCommandType"
 _TWIST = 1  # value of the request's command_type

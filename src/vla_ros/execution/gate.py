@@ -14,9 +14,9 @@ from vla_ros.control.reasons import Reason
 from vla_ros.control.robot import RobotController
 from vla_ros.control.suspension import LONGEST
 from vla_ros.errors import VlaRosError, WriteError
-from vla_ros.node.context import Context
-from vla_ros.node.graph_watch import GraphWatch
-from vla_ros.node.outputs import Outputs
+from vla_ros.execution.context import Context
+from vla_ros.execution.graph_watch import GraphWatch
+from vla_ros.execution.outputs import Outputs
 from vla_ros.types import JointState
 
 _SUPERVISION_VALID = 0.05  # s; after this time the inputs are supervised again

@@ -6,8 +6,8 @@ from typing import Any
 from vla_ros.config import ArmConfig
 from vla_ros.control.command import Command
 from vla_ros.control.reasons import Reason
+from vla_ros.execution.context import Context
 from vla_ros.graph.wiring import Wiring
-from vla_ros.node.context import Context
 
 ACTION_TYPES = {
     "gripper_command": {"": "control_msgs/action/GripperCommand"},

@@ -11,8 +11,8 @@ from live_loop import NAMES, POSITIONS, LiveLoop, TimedPolicy, every
 from vla_ros.control.mode import NOBODY, PERSON, POLICY, Mode
 from vla_ros.control.reasons import Reason
 from vla_ros.kinematics.solver import Kinematics
-from vla_ros.node.person import OPENING
-from vla_ros.node.takeover import Takeover
+from vla_ros.person.source import OPENING
+from vla_ros.person.takeover import Takeover
 from vla_ros.types import FloatArray
 
 LEADER = {"takeover.input": "leader", "takeover.leader": "/leader", "limits.max_joint_acceleration": 5.0}

@@ -12,8 +12,8 @@ from vla_ros.control.publishers import (
     other_publishers,
 )
 from vla_ros.control.reasons import Reason
+from vla_ros.execution.claim import Claim, count_duplicates
 from vla_ros.graph.node import Node
-from vla_ros.node.claim import Claim, count_duplicates
 
 PERIOD = 0.1
 """Seconds between checks."""

@@ -14,7 +14,13 @@ from vla_ros.contract.components import Component
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.contract.state import Arm
 from vla_ros.control.clock import Clock
-from vla_ros.control.person import (
+from vla_ros.control.reasons import Reason, Refused
+from vla_ros.control.robot import RobotController
+from vla_ros.errors import ConfigError
+from vla_ros.execution.source import ActionSource
+from vla_ros.graph.origin import Origin, stamp_of
+from vla_ros.kinematics.solver import Kinematics
+from vla_ros.person.devices import (
     QUATERNION,
     Buttons,
     FollowedTopic,
@@ -23,13 +29,6 @@ from vla_ros.control.person import (
     VelocityInput,
     move_gripper,
 )
-from vla_ros.control.reasons import Reason, Refused
-from vla_ros.control.robot import RobotController
-from vla_ros.errors import ConfigError
-from vla_ros.graph.origin import Origin
-from vla_ros.kinematics.solver import Kinematics
-from vla_ros.node.receiver import stamp_of
-from vla_ros.node.source import ActionSource
 from vla_ros.types import ActionChunk, FloatArray, Observation
 
 OPENING = ".opening"

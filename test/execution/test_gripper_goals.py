@@ -6,7 +6,7 @@ import pytest
 from tools.faults.hand import NAME, Hand
 from vla_ros.config import load
 from vla_ros.errors import ConfigError
-from vla_ros.node.gripper_goals import ACTION_TYPES
+from vla_ros.execution.gripper_goals import ACTION_TYPES
 
 
 def options(output: str = "gripper_command", *more: str) -> tuple[str, ...]:

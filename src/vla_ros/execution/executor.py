@@ -16,11 +16,10 @@ from vla_ros.control.safety import State
 from vla_ros.control.schedule import ActionSchedule
 from vla_ros.control.suspension import LONGEST
 from vla_ros.errors import VlaRosError
-from vla_ros.node.camera_frames import NewestFrames
-from vla_ros.node.context import Context
-from vla_ros.node.gate import CommandGate
-from vla_ros.node.receiver import Frame
-from vla_ros.node.source import ActionSource
+from vla_ros.execution.camera_frames import Frame, NewestFrames
+from vla_ros.execution.context import Context
+from vla_ros.execution.gate import CommandGate
+from vla_ros.execution.source import ActionSource
 from vla_ros.types import JointState
 
 

@@ -6,7 +6,7 @@ from vla_ros.config import build
 from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.reasons import Reason, Refused
-from vla_ros.node.source import ActionSource
+from vla_ros.execution.source import ActionSource
 from vla_ros.policies.base import Lost, Session
 from vla_ros.types import ActionChunk, FloatArray, JointState, Observation
 

@@ -1,14 +1,32 @@
 """Keeps the newest frame of each camera and reports exactly one outcome per frame."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from vla_ros.control.clock import Now
 from vla_ros.control.mailbox import Mailbox
-from vla_ros.control.outcome import REPLACED
+from vla_ros.control.outcome import REPLACED, FrameOutcome
 from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.control.reasons import Reason
-from vla_ros.node.context import Context
-from vla_ros.node.receiver import Frame
+from vla_ros.execution.context import Context
 from vla_ros.vision.messages import CdrBytes
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """A camera message as received."""
+
+    data: CdrBytes
+    stamp: int  # its header's stamp in nanoseconds
+    camera: str
+    arrived: Now  # time of arrival
+    interval: float = math.inf  # seconds since the previous frame; infinite for the first
+
+    def outcome(self, outcome: str, **details: Any) -> FrameOutcome:
+        """Return the frame's outcome; ``details`` are further fields."""
+        return FrameOutcome(self.stamp, self.camera, self.arrived.ros, outcome, **details)
 
 
 class NewestFrames:

@@ -14,10 +14,10 @@ from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.publishers import CompetingSources, DataSource
 from vla_ros.control.reasons import Reason
 from vla_ros.errors import ConfigError
+from vla_ros.execution.claim import DUPLICATE_PATIENCE, Claim, claim_name, count_duplicates, wait_until_alone
+from vla_ros.execution.graph_watch import GraphWatch
 from vla_ros.graph import open_graph
 from vla_ros.graph.wiring import Wiring
-from vla_ros.node.claim import DUPLICATE_PATIENCE, Claim, claim_name, count_duplicates, wait_until_alone
-from vla_ros.node.graph_watch import GraphWatch
 
 CAMERAS = (("a", b"1"), ("b", b"2"))
 JOINTS, SERVICE = "sensor_msgs/msg/JointState", "std_srvs/srv/SetBool"
@@ -165,7 +165,7 @@ def test_the_first_of_two_simultaneous_nodes_keeps_its_name(here: dict[str, str]
         competitors.append(Claim(*arguments))
         return claim
 
-    monkeypatch.setattr("vla_ros.node.claim.Claim", claim_and_compete)
+    monkeypatch.setattr("vla_ros.execution.claim.Claim", claim_and_compete)
     with closing(claim_name("/vla_policy", here)) as first, closing(competitors[0]) as second:
         assert first.is_held
         assert not second.is_held
@@ -194,7 +194,7 @@ def test_claimants_know_each_other_until_they_leave(here: dict[str, str]) -> Non
 def test_a_process_that_is_killed_frees_its_claim(here: dict[str, str], first: bool) -> None:
     """Whether it was the holder or waited; a suspended one keeps it."""
     program = (
-        "import sys, time\nfrom vla_ros.node.claim import Claim\n"
+        "import sys, time\nfrom vla_ros.execution.claim import Claim\n"
         f"claim = Claim('command /arm', '/other', {here!r})\nprint(flush=True)\n"
         "while True:\n    claim.update()\n    time.sleep(0.05)"
     )

@@ -18,12 +18,11 @@ from vla_ros.control.outcome import StepResult
 from vla_ros.control.reasons import OF_PATH, OF_PERSON, Reason, Refused
 from vla_ros.control.robot import RobotController
 from vla_ros.control.schedule import ActionSchedule
-from vla_ros.node.context import Context
-from vla_ros.node.executor import StepExecutor
-from vla_ros.node.gate import CommandGate
-from vla_ros.node.person import OPENING, PersonSource, person_config
-from vla_ros.node.pipeline import ActionPipeline
-from vla_ros.node.receiver import Frame
+from vla_ros.execution.camera_frames import Frame
+from vla_ros.execution.context import Context
+from vla_ros.execution.executor import StepExecutor
+from vla_ros.execution.gate import CommandGate
+from vla_ros.person.source import OPENING, PersonSource, person_config
 from vla_ros.types import FloatArray, Observation
 
 _SHORTEST = 0.95  # shortest time between a command of the deceleration and a step, in intervals
@@ -33,22 +32,22 @@ _LONGEST_STEP = 0.25  # s; a policy's step that lasts longer is not waited for
 class PersonLoop:
     """Executes what a person's ``source`` proposes, through ``gate``. Used from the control thread.
 
-    ``pipeline`` is the policy's. ``tell`` gets where the arms are, as state of an observation, while a person wants
-    to correct and cannot yet.
+    ``policy`` is the policy's controller. ``tell`` gets where the arms are, as state of an observation, while a
+    person wants to correct and cannot yet.
     """
 
     def __init__(
         self,
         context: Context,
         source: PersonSource,
-        pipeline: ActionPipeline,
+        policy: RobotController,
         gate: CommandGate,
         tell: Callable[[dict[str, FloatArray]], None] = lambda state: None,
     ) -> None:
         self._context, self._source, self._gate, self._tell = context, source, gate, tell
-        self._clock, self._safety, self._policy = context.clock, context.safety, pipeline.controller
+        self._clock, self._safety, self._policy = context.clock, context.safety, policy
         config = person_config(context.options.current)
-        self._controller = RobotController(config, source.spec, self._policy.kinematics, self._policy.collision)
+        self._controller = RobotController(config, source.spec, policy.kinematics, policy.collision)
         self._schedule = ActionSchedule(config.control, source.spec, (), self._controller.rotations)
         no_frames = [Mailbox[Frame](context.clock)]  # a person needs none
         self._executor = StepExecutor(

@@ -10,11 +10,10 @@ import numpy as np
 from vla_ros.control.command import Command, to_message
 from vla_ros.control.mode import NOBODY, Mode
 from vla_ros.control.safety import Event, State
-from vla_ros.graph.origin import Origin
+from vla_ros.execution.context import Context
+from vla_ros.graph.origin import Origin, stamp_of
 from vla_ros.graph.wiring import Wiring
-from vla_ros.node.context import Context
-from vla_ros.node.person import PersonSource
-from vla_ros.node.receiver import stamp_of
+from vla_ros.person.source import PersonSource
 from vla_ros.types import FloatArray
 
 LABELS = ("success", "failure", "discard", "end")
