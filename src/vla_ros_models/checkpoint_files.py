@@ -173,9 +173,11 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
                 stored[key] = StoredTensor(file, tuple(entry.get_shape()), str(entry.get_dtype()), key)
             return stored
     except (SafetensorError, OSError) as error:
-        advice = lfs_pointer(file) or "download it again"
+        if pointer := lfs_pointer(file):
+            raise CheckpointError(f"{file}: {pointer}") from None
         raise CheckpointError(
-            f"{file}: damaged: its {file.stat().st_size} bytes are not a safetensors file ({error}); {advice}"
+            f"{file}: damaged: its {file.stat().st_size} bytes are not a safetensors file ({error}); download it "
+            "again"
         ) from error
 
 
@@ -353,7 +355,7 @@ class Fields(Mapping[str, Any]):
             and not any(fnmatchcase(key, pattern) for pattern in patterns)
         }
         if unread:
-            found = ", ".join(f"{key}: {value!r}" for key, value in unread.items())
+            found = ", ".join(f"{key}: {_shown(value)}" for key, value in unread.items())
             raise CheckpointError(
                 f"{self.where}: found {found}, expected no such key or null: what this package does not know may "
                 f"change the actions{self._end}"

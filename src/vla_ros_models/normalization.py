@@ -13,6 +13,8 @@ Array = NDArray[np.floating[Any]]
 
 OPENPI_EPS = 1e-6
 LEROBOT_EPS = 1e-8
+PADDING = 1e-4
+"""Statistics of padding are zeros; openpi's epsilon and its quantiles, from bins, differ from them by less."""
 
 _BOUNDS = {
     "z_score": ("mean", "std"),
@@ -47,6 +49,14 @@ class Normalization:
         """Larger magnitude of the two bounds of the training data [N]; empty for a z-score, which has none."""
         ends = np.abs([self.offset, self.offset + self.back])
         return np.max(ends, axis=0) if self.quantile else np.zeros(0)
+
+    @property
+    def used(self) -> int:
+        """Numbers before the padding at the end, whose statistics are those of zeros or change nothing."""
+        low, span = self.offset, self.back
+        unchanged = (low == -1) & np.isclose(span, 2) if self.quantile else (low == 0) & np.isclose(span, 1)
+        kept = np.flatnonzero(~(unchanged | (np.abs([low, span]) < PADDING).all(axis=0)))
+        return int(kept[-1]) + 1 if kept.size else 0
 
     def normalize(self, values: Array) -> Array:
         """Normalise [..., D]; the result has the statistics' data type."""

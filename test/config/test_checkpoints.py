@@ -117,7 +117,11 @@ def test_without_a_checkpoint_there_is_no_policy() -> None:
             {"checkpoints/last/pretrained_model/config.json": "{}"},
             "set .* to .*/last/pretrained_model",
         ),
-        ({"adapter_config.json": "{}"}, "a LoRA adapter; set policy.base"),
+        ({"adapter_config.json": '{"peft_type": "LORA"}'}, "a LoRA adapter; set policy.base"),
+        (
+            {"adapter_config.json": '{"base_model": "m"}'},
+            r"has \['base_model'\] and no peft_type, so it is no adapter",
+        ),
         ({"params/_METADATA": "{}"}, "openpi's JAX format"),
         ({"assets/droid/norm_stats.json": "{}", "model.safetensors": ""}, "openpi's training output"),
     ],

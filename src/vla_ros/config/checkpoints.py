@@ -144,7 +144,11 @@ def _other_layout(folder: Path) -> str:
     nested = [folder / name for name in ("pretrained_model", "checkpoints/last/pretrained_model")]
     if here := next((place for place in nested if (place / _CONFIG).is_file()), None):
         return f": LeRobot's training output; set policy.checkpoint to {here}"
-    if (folder / "adapter_config.json").is_file():
+    if (adapter := folder / "adapter_config.json").is_file():
+        if "peft_type" not in (found := _read(adapter)):
+            return (
+                f": its adapter_config.json has {sorted(found)[:8]} and no peft_type, so it is no adapter of peft's"
+            )
         return ": a LoRA adapter; set policy.base to the folder of the model that its adapter_config.json names"
     if (folder / "params").is_dir():
         return ": openpi's JAX format (params/); convert it with openpi's examples/convert_jax_model_to_pytorch.py"

@@ -64,6 +64,16 @@ def _is_storage(path: Path) -> bool:
     return bool(_STORAGE.search(path.name)) and not path.is_dir()
 
 
+def _other_formats(topics: object) -> dict[str, str]:
+    """Return each topic whose serialisation metadata.yaml states as other than cdr, with what it states."""
+    found = {}
+    for one in topics if isinstance(topics, list) else ():
+        about = one.get("topic_metadata") if isinstance(one, dict) else None
+        if isinstance(about, dict) and (form := about.get("serialization_format") or "cdr") != "cdr":
+            found[str(about.get("name"))] = str(form)
+    return found
+
+
 def _natural(path: Path) -> list[Any]:
     """Return a sort key that puts ``bag_10`` after ``bag_9``."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
@@ -79,6 +89,7 @@ class Bag:
         self._storages: list[McapFile | SqliteFile] = []
         self._names: list[str] = []  # of their files
         self._keys: dict[str, list[int]] = {}  # topic of video to times of its key frames
+        self._formats: dict[str, str] = {}  # topic to its serialisation in metadata.yaml, where it is not cdr
         listed = self._read_metadata() if path.is_dir() else None
         for file in self._files(listed) if path.is_dir() else [path]:
             self._open(file)
@@ -86,6 +97,9 @@ class Bag:
             self.close()
             reasons = "; ".join(map(str, self._losses)) or "no storage file"
             raise BagError(f"{path}: nothing can be read: {reasons}")
+        for topic in sorted(self._formats.keys() & self.topics.keys()):
+            told = f"says that messages are in {self._formats[topic]!r}; they are read as cdr, as the storage says"
+            self._lose(_METADATA, f"topic {topic}", told)
 
     def __enter__(self) -> "Bag":
         return self
@@ -187,7 +201,8 @@ class Bag:
     def _read_metadata(self) -> list[str] | None:
         """Return the names of the files in metadata.yaml; None if it is missing or damaged.
 
-        Nothing else of it is used: its counts, times and types may be wrong, and the files have them.
+        Nothing else of it is used: its counts, times and types may be wrong, and the files have them. Another
+        serialisation than the storage's is kept, to be named.
         """
         path = self.path / _METADATA
         problem = "is missing"
@@ -200,7 +215,9 @@ class Bag:
                 if len(text) > _MOST_METADATA:
                     raise ValueError(f"more than {_MOST_METADATA} characters")
                 metadata = yaml.safe_load(text)["rosbag2_bagfile_information"]
-                return [Path(name).name for name in metadata["relative_file_paths"]]
+                names = [Path(name).name for name in metadata["relative_file_paths"]]
+                self._formats = _other_formats(metadata.get("topics_with_message_count"))
+                return names
             except (OSError, yaml.YAMLError, ValueError, KeyError, TypeError, RecursionError) as error:
                 problem = f"is damaged ({str(error)[:_MOST_TEXT] or type(error).__name__})"
         self._lose(_METADATA, "whole file", f"{problem}; the storage files were read without it")

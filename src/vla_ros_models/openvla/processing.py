@@ -137,6 +137,11 @@ def read_dataset_statistics(
         raise CheckpointError(
             f"{folder}: no action statistics; expected dataset_statistics.json or norm_stats in config.json"
         )
+    if isinstance(own := raw.get(group), dict) and "mean" in own:
+        raise CheckpointError(
+            f"{path}: found the statistics of one dataset without its name, as in Octo's checkpoints, expected "
+            f"{{dataset: {{'{group}': ...}}}} as in OpenVLA's; take the file of this checkpoint's training run"
+        )
     return DatasetStatistics(raw, partial(_parse, path=path, group=group, bounds=bounds, margin=margin))
 
 

@@ -213,6 +213,16 @@ def _openpi(folder: Path, architecture: PiArchitecture, robot: Robot, asset: str
         )
     kind = architecture.model
     form = "z_score" if kind == PI0 else "quantile"
+    state, actions = (make_normalization(form, content[key], f"{path}: {key}") for key in ("state", "actions"))
+    for key, normalization, size in (("state", state, robot.state), ("actions", actions, robot.actions)):
+        count, used = len(normalization.offset), normalization.used
+        # A number that never changed, such as an unused gripper's, looks like padding.
+        if count < size or used > size or (count > size and used < size - 1):
+            raise CheckpointError(
+                f"{path}: {key}: found statistics of {count} numbers, {count - used} of them padding, expected the "
+                f"{size} of {robot.name}: the checkpoint was trained for another robot. Set policy.robot to it, of "
+                f"{', '.join(sorted(ROBOTS))}; any other runs in openpi's own server (policy.name:=remote)"
+            )
     return Processing(
         images=robot.images,
         optional_images=robot.optional_images,
@@ -224,8 +234,8 @@ def _openpi(folder: Path, architecture: PiArchitecture, robot: Robot, asset: str
         ),
         state_size=robot.state,
         action_size=robot.actions,
-        state=make_normalization(form, content["state"], f"{path}: state"),
-        actions=make_normalization(form, content["actions"], f"{path}: actions"),
+        state=state,
+        actions=actions,
         delta=robot.delta.get(kind, ()),
         adapt=robot.adapt,
         summed_times=True,

@@ -1,4 +1,5 @@
 import re
+import shutil
 from dataclasses import replace
 from math import prod
 
@@ -207,8 +208,11 @@ def test_openpis_layout_needs_a_robot_and_its_statistics(checkpoint):
         read_checkpoint(folder)
     with pytest.raises(CheckpointError, match=r"assets/mine/norm_stats.json: no such file; .*'trossen'"):
         read_checkpoint(folder, LIBERO, asset="mine")
-    own = read_checkpoint(folder, find_robot("aloha"), asset="droid").processing.state
-    assert len(own.offset) == 8, "the statistics of the asset that was named"
+    shutil.copytree(folder / "assets" / "trossen", folder / "assets" / "mine")
+    mine = folder / "assets" / "mine" / "norm_stats.json"
+    edit_json(mine, lambda content: content["norm_stats"]["state"].update(q01=[-9.0] * 32))
+    own = read_checkpoint(folder, find_robot("aloha"), asset="mine").processing.state
+    assert own.offset[0] == -9, "the statistics of the asset that was named"
     path = folder / "assets" / "droid" / "norm_stats.json"
     edit_json(path, lambda content: content["norm_stats"].pop("actions"))
     with pytest.raises(CheckpointError, match="lacks state or actions"):
