@@ -210,7 +210,7 @@ def test_openpis_layout_needs_a_robot_and_its_statistics(checkpoint):
         read_checkpoint(folder, LIBERO, asset="mine")
     shutil.copytree(folder / "assets" / "trossen", folder / "assets" / "mine")
     mine = folder / "assets" / "mine" / "norm_stats.json"
-    edit_json(mine, lambda content: content["norm_stats"]["state"].update(q01=[-9.0] * 32))
+    edit_json(mine, lambda content: content["norm_stats"]["state"].update(q01=[-9.0] * 14 + [0.0] * 18))
     own = read_checkpoint(folder, find_robot("aloha"), asset="mine").processing.state
     assert own.offset[0] == -9, "the statistics of the asset that was named"
     path = folder / "assets" / "droid" / "norm_stats.json"
