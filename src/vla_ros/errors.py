@@ -123,6 +123,8 @@ def lfs_pointer(path: Path) -> str:
     if not path.is_file():  # a pipe would be waited for
         return ""
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return ""
         with path.open("rb") as stream:
             pointer = stream.read(64).startswith(b"version https://git-lfs")
     except OSError:
