@@ -120,8 +120,6 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 def lfs_pointer(path: Path) -> str:
     """Return what to do about a git-lfs pointer, which git leaves in place of a file; "" for other files."""
-    if not path.is_file():  # a pipe would be waited for
-        return ""
     try:
         if not path.is_file():  # a pipe would be waited for
             return ""

@@ -16,9 +16,9 @@ from test.corpus import POINTER, entries
 from vla_ros.config import load
 from vla_ros.errors import CheckpointError, VlaRosError
 from vla_ros.policies.base import create
-from vla_ros.policies.openvla.processing import read_dataset_statistics
-from vla_ros.policies.pi.checkpoint import read_checkpoint
-from vla_ros.policies.pi.processing import ROBOTS
+from vla_ros_models.openvla.processing import read_dataset_statistics
+from vla_ros_models.pi.checkpoint import read_checkpoint
+from vla_ros_models.pi.processing import ROBOTS
 
 DATA = Path(__file__).parents[1] / "data"
 PRE, POST = "policy_preprocessor", "policy_postprocessor"

@@ -10,8 +10,8 @@ import yaml
 from mcap.writer import Writer
 
 from test.corpus import POINTER, entries
-from vla_ros.replay.bag import Bag
-from vla_ros.replay.storage import BagError
+from vla_ros_lab.replay.bag import Bag
+from vla_ros_lab.replay.storage import BagError
 
 MOST = 5  # messages of a topic in a file
 

@@ -14,10 +14,10 @@ from PIL import Image
 
 from test.corpus import entries
 from vla_ros.errors import ImageError
-from vla_ros.replay.bag import Bag
 from vla_ros.types import UInt8Array
 from vla_ros.vision.decode import decode_compressed, decode_image
 from vla_ros.vision.messages import encode_compressed, encode_image
+from vla_ros_lab.replay.bag import Bag
 
 
 def scene(height: int, width: int) -> UInt8Array:
