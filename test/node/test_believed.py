@@ -1,6 +1,7 @@
 """Joint states in which the arm is where it cannot be, limits that nothing states, and fingers with wrong names."""
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,26 @@ def test_an_all_zero_joint_state_moves_no_arm_and_is_named(robot, inside, unlimi
     assert any("jumps to 0, from" in str(said) for _, said in robot.statuses)
     sent = len(robot.commands)
     robot.until(lambda: len(robot.commands) > sent + 3 and not robot.status["holds"], robot.send_frame)
+    assert distance(robot) < 0.3
+
+
+@pytest.mark.causes("joint_state_invalid")
+def test_an_arm_that_is_elsewhere_at_once_is_held_until_a_person_disarms(robot, inside) -> None:
+    """A driver that publishes zeros for good: neither a step nor a hold may begin there while the node is armed."""
+    node = inside()
+    robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
+    home, robot.positions = np.array(robot.positions[:7]), [0.0] * len(robot.positions)
+    robot.until(lambda: "joint_state_invalid" in robot.status["holds"], robot.send_frame)
+    robot.commands.clear()
+    began = time.monotonic()
+    robot.until(lambda: time.monotonic() - began > 0.6, robot.send_frame)
+    assert "disarm to use it where it is" in str(robot.status["holds"]["joint_state_invalid"])
+    assert all(np.abs(np.array(each.position[:7]) - home).max() < 0.3 for each in robot.commands)
+    node.safety.disarm()
+    robot.until(lambda: not robot.status["holds"], robot.send_frame)
+    node.safety.arm()
+    robot.commands.clear()
+    robot.until(lambda: len(robot.commands) > 3, robot.send_frame)
     assert distance(robot) < 0.3
 
 

@@ -69,9 +69,15 @@ class JointStateMerger:
         self._unbelieved = ""
 
     def forget(self) -> None:
-        """Forget all measurements, because the clock jumped and stamps may repeat."""
+        """Forget all measurements, because the clock jumped and stamps may repeat; the robot may be elsewhere."""
         with self._lock:
             self._known.clear()
+            self._continuity.clear()
+            self._sources = DataSources(self._sources.settle)
+
+    def keep_trajectory(self, keep: bool) -> None:
+        """Say whether a robot that has jumped stays unbelieved until it is back, not only for a moment."""
+        self._sources.settle = math.inf if keep else _SETTLE
 
     @property
     def unbelieved(self) -> str:
@@ -183,10 +189,11 @@ class JointStateMerger:
             name: abs(positions[name] - self._known[name].position) for name in concerns if name in self._known
         }
         worst = max(jumps, key=jumps.__getitem__, default=min(concerns))
+        until = "; disarm to use it where it is" if math.isinf(self._sources.settle) else ""
         before = f", from {self._known[worst].position:.4g}" if worst in self._known else ""
         return frozenset(), (
             f"joint '{worst}' jumps to {positions[worst]:.4g}{before}, faster than it can move "
-            f"({self.speeds.get(worst, math.inf):.3g} rad/s or m/s)"
+            f"({self.speeds.get(worst, math.inf):.3g} rad/s or m/s){until}"
         )
 
 

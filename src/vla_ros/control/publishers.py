@@ -62,11 +62,12 @@ class DataSources:
     """Accepts the messages of one publisher per subject, a joint or a camera, until it is silent. Thread-safe.
 
     The kind of its messages tells apart sources that it relays. After a change of kind, it is followed again once
-    only the new kind has arrived for ``settle`` seconds, so that a single damaged message is never used.
+    only the new kind has arrived for ``settle`` seconds, so that a single damaged message is never used; with
+    infinity, only once the old kind is back.
     """
 
     def __init__(self, settle: float = 0.0) -> None:
-        self._settle = settle
+        self.settle = settle
         self._lock = threading.Lock()
         self._subjects: dict[str, _Subject] = {}
 
@@ -82,7 +83,9 @@ class DataSources:
             before = known.followed
             if before is not None and before != source:
                 other = before.publisher != source.publisher
-                silence = min(_MEMORY, patience * _SECOND if other else min(patience, self._settle) * _SECOND)
+                if not other and math.isinf(self.settle):
+                    return False
+                silence = min(_MEMORY, patience * _SECOND if other else min(patience, self.settle) * _SECOND)
                 if steady - known.heard.get(before, -_MEMORY) < silence:
                     return False
                 if not other and steady - known.since < silence:

@@ -18,6 +18,7 @@ from vla_ros.control.outcome import REPLACED
 from vla_ros.control.publishers import CompetingSources, DataSource, DataSources
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.robot import AnyArm, RobotController
+from vla_ros.control.safety import State
 from vla_ros.control.watchdog import digest
 from vla_ros.errors import ImageError
 from vla_ros.execution.camera_frames import Frame
@@ -197,6 +198,7 @@ class StateReceiver:
                 self._look_for_fingers(arm, joints, now.steady)
             states = self._joint_states[arm]
             states.speeds = self._arms[arm].joint_speeds
+            states.keep_trajectory(self._context.safety.state is not State.DISARMED)
             whole = states.add(joints, stamp, now.steady, timeout, origin.publisher, published)
             if whole is not None:
                 self.accept(whole.joints, whole.stamp, arm, whole.published)
