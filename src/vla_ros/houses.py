@@ -11,6 +11,16 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, v
 from typing import NamedTuple
 
 _GROUP = "vla_ros.houses"
+_OWN = tuple(
+    EntryPoint(name, f"{module}:HOUSE", _GROUP)
+    for name, module in (
+        ("robot", "vla_ros.cli.house"),
+        ("models", "vla_ros_models.house"),
+        ("laboratory", "vla_ros_lab.house"),
+    )
+)
+"""The entry points of setup.py, for a source tree that is not installed."""
+
 GOOD, NOTE, WRONG = "ok", "note", "wrong"
 
 
@@ -42,7 +52,7 @@ class House:
 
 def houses() -> tuple[House, ...]:
     """Return every house, the robot's first; one that cannot be imported has no commands, and says why."""
-    points = sorted(entry_points(group=_GROUP), key=lambda point: (point.name != "robot", point.name))
+    points = sorted(entry_points(group=_GROUP) or _OWN, key=lambda point: (point.name != "robot", point.name))
     return tuple(map(_open, points))
 
 

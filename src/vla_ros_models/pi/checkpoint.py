@@ -216,8 +216,10 @@ def _openpi(folder: Path, architecture: PiArchitecture, robot: Robot, asset: str
     state, actions = (make_normalization(form, content[key], f"{path}: {key}") for key in ("state", "actions"))
     for key, normalization, size in (("state", state, robot.state), ("actions", actions, robot.actions)):
         count, used = len(normalization.offset), normalization.used
-        # A number that never changed, such as an unused gripper's, looks like padding.
-        if count < size or used > size or (count > size and used < size - 1):
+        # A number that never changed, such as an unused gripper's, looks like padding. Where nothing is padding
+        # although the model pads, the file does not say for how many joints it is.
+        unknown = used == count == architecture.action_dim
+        if count < size or (used > size and not unknown) or (count > size and used < size - 1):
             raise CheckpointError(
                 f"{path}: {key}: found statistics of {count} numbers, {count - used} of them padding, expected the "
                 f"{size} of {robot.name}: the checkpoint was trained for another robot. Set policy.robot to it, of "
