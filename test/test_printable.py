@@ -38,8 +38,13 @@ def test_errors_and_reasons_are_printable() -> None:
     assert not obeyed(refused.detail + str(refused))
 
 
-def test_the_log_of_the_node_and_of_the_server_is_printable(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_of_the_node_and_of_the_server_is_printable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     logger = node_logger("/printable")
+    monkeypatch.setattr(
+        logger.parent, "propagate", False
+    )  # pytest would keep the text as it is, which xdist cannot send
     logger.warning("a topic says %s", WRONG)
     try:
         raise ValueError(WRONG)
