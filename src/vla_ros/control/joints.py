@@ -18,6 +18,7 @@ from vla_ros.types import FloatArray, JointState
 
 _SECOND = 1_000_000_000
 _SETTLE = 0.1  # s; after an impossible jump, a joint is used again if it stays at the new position for this long
+_FAR = 0.5  # rad or m; a longer jump of an armed robot is not used however long it lasts
 
 
 @dataclass(frozen=True)
@@ -67,17 +68,20 @@ class JointStateMerger:
         self._lock = threading.Lock()
         self._known: dict[str, _Joint] = {}
         self._unbelieved = ""
+        self._believed: dict[str, float] = {}  # the last position of each needed joint that was used
+        self._keeps = False
 
     def forget(self) -> None:
         """Forget all measurements, because the clock jumped and stamps may repeat; the robot may be elsewhere."""
         with self._lock:
             self._known.clear()
+            self._believed.clear()
             self._continuity.clear()
             self._sources = DataSources(self._sources.settle)
 
     def keep_trajectory(self, keep: bool) -> None:
-        """Say whether a robot that has jumped stays unbelieved until it is back, not only for a moment."""
-        self._sources.settle = math.inf if keep else _SETTLE
+        """Say whether a robot that has jumped far stays unbelieved until it is back, not only for a moment."""
+        self._keeps = keep
 
     @property
     def unbelieved(self) -> str:
@@ -182,15 +186,16 @@ class JointStateMerger:
                 {name: positions[name] for name in sorted(concerns)}, self.speeds, steady, stamp, kinds
             ),
         )
+        jumps = {name: abs(positions[name] - self._believed[name]) for name in concerns & self._believed.keys()}
+        far = self._keeps and max(jumps.values(), default=0.0) > _FAR
+        self._sources.settle = math.inf if far else _SETTLE
         used = [name for name in sorted(concerns) if self._sources.follows(name, source, steady, timeout)]
         if len(used) == len(concerns) or source.kind in kinds or not kinds:
+            self._believed |= {name: positions[name] for name in used}
             return frozenset(used), ""
-        jumps = {
-            name: abs(positions[name] - self._known[name].position) for name in concerns if name in self._known
-        }
         worst = max(jumps, key=jumps.__getitem__, default=min(concerns))
-        until = "; disarm to use it where it is" if math.isinf(self._sources.settle) else ""
-        before = f", from {self._known[worst].position:.4g}" if worst in self._known else ""
+        until = "; disarm to use it where it is" if far else ""
+        before = f", from {self._believed[worst]:.4g}" if worst in jumps else ""
         return frozenset(), (
             f"joint '{worst}' jumps to {positions[worst]:.4g}{before}, faster than it can move "
             f"({self.speeds.get(worst, math.inf):.3g} rad/s or m/s){until}"
