@@ -79,7 +79,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         from PIL import Image
 
         Image.fromarray(np.random.default_rng(0).integers(0, 255, (224, 224, 3), np.uint8)).save(image)
-    bags, policies = ROOT / "test/data/bags", ROOT / "src/vla_ros/policies"
+    bags, policies = ROOT / "test/data/bags", ROOT / "src/vla_ros_models"
     hold = ("--config", "demo", "-p", "policy.name:=hold")
     wiggle = ("run", "--dry-run", "-p", "policy.name:=wiggle")
     asked = ("--instruction", "put the red cup on the blue plate", "-p", "policy.threads:=1")
@@ -98,7 +98,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         "bag_zstd": Kind(bags / "mcap_zstd_file", replay),
         "bag_sqlite": Kind(bags / "sqlite3_zstd_message", replay),
         "urdf": Kind(
-            ROOT / "src/vla_ros_lab/sim/assets/arm.urdf",
+            ROOT / "src/vla_ros/kinematics/demo_arm.urdf",
             lambda path: (*wiggle, "-p", "gripper.mode:=none", "-p", f"robot.urdf:={path}"),
         ),
         "yaml": Kind(ROOT / "config/demo.yaml", lambda path: (*wiggle, "--config", path)),
