@@ -171,7 +171,7 @@ class Resampler:
         if self._options.clock != "frames":
             return begin + np.arange((end - begin) // period + 2) * period
         times = self.recorded.times[0]
-        return times[(times >= begin) & (times <= end)]
+        return times[(times >= begin) & (times <= end + 1)]  # an image at the very end closes the last tick
 
     def _segments(self) -> list[tuple[int, int, str]]:
         """Return the start and end of each segment, and the label if it ends with its episode.
