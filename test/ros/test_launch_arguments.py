@@ -50,7 +50,7 @@ def test_an_instruction_is_passed_unchanged(text):
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4", "fp8"])
 def test_every_quantization_can_be_launched(quantization):
-    assert node_options(context(quantization=quantization)).policy.quantization == quantization
+    assert node_options(context(policy="openvla", quantization=quantization)).policy.quantization == quantization
     assert not next(argument for argument in POLICY if argument.name == "quantization").choices
 
 

@@ -123,8 +123,9 @@ def value(context: LaunchContext, name: str) -> str:
 
 def overrides(context: LaunchContext) -> list[str]:
     """Return ``name:=value`` for every option given as a launch argument."""
+    known = entries()  # an option that only some policies have is text
     given = [
-        assignment(option, text) if entries()[option].type is str else f"{option}:={text}"  # text is not YAML
+        assignment(option, text) if option not in known or known[option].type is str else f"{option}:={text}"
         for name, option in _OPTIONS.items()
         if (text := value(context, name))
     ]
