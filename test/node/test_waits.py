@@ -194,7 +194,8 @@ def test_a_flood_of_claims_is_met_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
         return SimpleNamespace(setblocking=lambda _: None), None
 
     monkeypatch.setattr(claim, "_meet", lambda connection: None)
-    server, claim._server = claim._server, SimpleNamespace(accept=accept, close=lambda: None)  # type: ignore[assignment]
+    listening: Any = SimpleNamespace(accept=accept, close=lambda: None)
+    server, claim._server = claim._server, listening
     claim.update()
     assert 0 < accepted[0] < 1000
     assert server is not None

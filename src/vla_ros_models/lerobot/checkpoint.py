@@ -171,7 +171,7 @@ def read_spec(folder: Path) -> PolicySpec:
     # Families of LeRobot 0.6.1 that use past observations state the number of observations as ``n_obs_steps``.
     times = tuple(map(DeltaTimestamp, range(1 - int(config.get("n_obs_steps") or 1), 1)))
     images = tuple(
-        ImageFeature(one.key, None, times, one.required, takes=one.shape[:2] if one.fixed else None)  # type: ignore[arg-type]
+        ImageFeature(one.key, None, times, one.required, takes=(one.shape[0], one.shape[1]) if one.fixed else None)
         for one in inputs
         if one.is_image
     )
