@@ -24,12 +24,21 @@ METRICS = ["prometheus-client>=0.9"]  # 0.9 is what Ubuntu 22.04 has
 REMOTE = ["websockets>=15", "msgpack>=1.1", "pyzmq>=26"]  # 15 is the first whose blocking client sends pings
 SERVE = ["websockets>=15", "msgpack>=1.1", *METRICS]
 RAY = ["ray[serve]>=2.40", *SERVE]
+TRAIN = [
+    "accelerate>=1.2",
+    "peft>=0.15",
+    "transformers>=4.53",  # its schedules
+    "bitsandbytes>=0.46; sys_platform == 'linux' and platform_machine in 'x86_64 aarch64'",
+    "tensorboard>=2.16",
+    *EXPORT,
+]
 BENCH = ["transformers>=4.53"]  # what the engine and the prompt are compared with, never what runs a policy
 TRITON = (
     "triton>=3.5; sys_platform == 'linux' and platform_machine in 'x86_64 aarch64'"  # comes with torch for CUDA
 )
 DEV = [
     *BENCH,
+    *TRAIN,
     "vla-eval>=0.8",  # drives `vla-ros serve` and `vla-ros eval` from its own side
     TRITON,  # its interpreter and compiler test the kernels without a GPU
     "pytest>=8.3",
@@ -81,6 +90,7 @@ setup(
         "sim": SIM,
         **dict.fromkeys(("openvla", "oft", "pi", "smolvla", "groot"), OPENVLA),
         "replay": REPLAY,
+        "train": [*OPENVLA, *REPLAY, *TRAIN],
         "lerobot": LEROBOT,
         "export": [*REPLAY, *EXPORT],
         "metrics": METRICS,
