@@ -248,6 +248,22 @@ class Processing:
             actions[:, self.gripper] = -np.sign(2.0 * actions[:, self.gripper] - 1.0)
         return actions
 
+    def converted_actions(self, actions: Array, state: Array) -> Float32:
+        """Convert the robot's actions [T, action_size] to the numbers that are normalised."""
+        values: Array = np.array(actions, np.float32)
+        state = np.asarray(state, np.float32)
+        start, found = 0, list[Array]()
+        if self.gripper is not None:
+            values[:, self.gripper] = (1.0 - values[:, self.gripper]) / 2.0
+        for part in self.parts:
+            columns = values[:, start : start + part.bounds.size]
+            if part.kind != "absolute":
+                base = state[slice(*part.state)]
+                columns = columns - base if part.kind == "added" else decompose(base, columns)
+            found.append(columns)
+            start += part.bounds.size
+        return np.concatenate(found, axis=1)
+
     def model_actions(self, actions: Array) -> Array:
         """Normalise the robot's absolute actions [T, action_size], as for :meth:`robot_actions`."""
         values: Array = np.array(actions, np.float32)
@@ -270,6 +286,13 @@ def compose(reference: Array, relative: Array) -> Float32:
     place = reference[:3].astype(np.float64) + relative[:, :3].astype(np.float64) @ base.T
     rows = (base @ turn)[:, :2].reshape(-1, 6)
     return np.concatenate([place, rows], axis=1).astype(np.float32)
+
+
+def decompose(reference: Array, poses: Array) -> Float32:
+    """Return poses [T, 9] relative to one [9]: what :func:`compose` composes."""
+    base, turned = _rotations(reference[None, 3:])[0], _rotations(poses[:, 3:])
+    place = (poses[:, :3].astype(np.float64) - reference[:3].astype(np.float64)) @ base
+    return np.concatenate([place, (base.T @ turned)[:, :2].reshape(-1, 6)], axis=1).astype(np.float32)
 
 
 def _rotations(rows: Array) -> NDArray[np.float64]:

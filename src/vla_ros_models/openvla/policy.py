@@ -67,6 +67,7 @@ from vla_ros_models.openvla.processing import (
     read_dataset_statistics,
 )
 from vla_ros_models.openvla.prompt import PromptEncoder, PromptSession, load_prompt_encoder
+from vla_ros_models.training import Trainable
 from vla_ros_models.weights import fill, parameter_shapes
 
 logger = logging.getLogger(__name__)
@@ -281,15 +282,25 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
 
     def _build(self, opened: tuple[_Loaded, Produce], where: Placement, progress: Progress) -> None:
         self._loaded, produce = opened
-        model, dimension = self._loaded.model, self._loaded.statistics.dimension
-        size = (model.architecture.image_size, model.architecture.image_size)
-        self.spec = PolicySpec(
-            (ImageFeature(self._image_key, self._resize(size, self._loaded.statistics.key)),),
+        self.spec = self._spec(self._loaded)
+        weights = self._fill(self._loaded.model, produce, where, progress)
+        self._loaded = replace(self._loaded, engine=self._make_engine(self._loaded, weights))
+
+    def _spec(self, loaded: _Loaded) -> PolicySpec:
+        dimension, side = loaded.statistics.dimension, loaded.model.architecture.image_size
+        return PolicySpec(
+            (ImageFeature(self._image_key, self._resize((side, side), loaded.statistics.key)),),
             action=self._action(dimension, ""),
             dimension=dimension,
         )
-        weights = self._fill(model, produce, where, progress)
-        self._loaded = replace(self._loaded, engine=self._make_engine(self._loaded, weights))
+
+    def trainable(self, where: Placement, recompute_layers: bool = True, **options: Any) -> Trainable:
+        from vla_ros_models.openvla.training import make_trainable
+
+        loaded, produce = self._open(where)
+        fill(loaded.model, produce, where.device, getattr(torch, where.dtype))
+        stored, keys = read_manifest(self._base), (self._image_key,)
+        return make_trainable(loaded, self._spec(loaded), keys, stored, "openvla", recompute_layers)
 
     def _resize(self, size: tuple[int, int], dataset: str) -> ResizeNaive | LiberoResize:
         """Return the resize of OpenVLA's evaluation on ``dataset``, or else on the preset's robot.
