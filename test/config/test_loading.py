@@ -54,6 +54,8 @@ TWO = {
         ),
         ({"policy.chekpoint": "x"}, "policy.chekpoint: no such parameter; did you mean 'policy.checkpoint'?"),
         ({"rate_hz": 5.0}, "did you mean 'control.rate_hz'?"),
+        ({"topics.status": "/s"}, "topics.status: removed; the topic is ~/status; another name is a remap"),
+        ({"takeover.rate_hz": 30.0}, "takeover.rate_hz: removed; a person's steps have 50 Hz"),
         (
             {"control.rate_hz": "fast"},
             "control.rate_hz: found 'fast' (str), expected a number from -1 to 1000 (Hz)",
@@ -107,7 +109,7 @@ TWO = {
         ({"camera.topics": ["/a", "/a"], "camera.keys": ["x", "y"]}, "camera.topics: found"),
         ({"camera.topics": ["/a", "/b"], "camera.keys": ["x", "x"]}, "camera.keys: found"),
         ({"robot.state_topics": ["x=/a", "x=/b"]}, "no repeated name"),
-        ({"policy.instruction": "pick " * 200}, "policy.max_instruction_length is 500"),
+        ({"policy.instruction": "pick " * 200}, "found 1000 characters, expected at most 500"),
         ({"robot.arms": ["robot"]}, "robot.arms: found ['robot']"),
         ({"robot.arms": ["a", "a"]}, "different names"),
         ({"robot.arms": ["a b"]}, "each one word"),

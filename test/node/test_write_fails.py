@@ -158,7 +158,7 @@ class TwoArmed(ScriptedPolicy):
 
 
 class Choosy(ScriptedPolicy):
-    """Accepts the options of the start, and later only those with a maximum of 100 characters."""
+    """Accepts the options of the start, and later only those with the instruction 'wave'."""
 
     def __init__(self) -> None:
         self.starts = True
@@ -166,7 +166,7 @@ class Choosy(ScriptedPolicy):
     def load(self, progress: Progress = no_progress) -> None: ...
 
     def configure(self, options: Any) -> None:
-        if not self.starts and options.max_instruction_length != 100:
+        if not self.starts and options.instruction != "wave":
             raise KeyError("no such temperature")
 
 
@@ -176,7 +176,7 @@ def test_options_that_the_policy_refuses_leave_the_old_ones_and_hold_it(robot, i
     node = inside(policy=policy)
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
     policy.starts, accepted = False, node.config
-    node.reconfigure(build({"policy.max_instruction_length": 99, "limits.max_joint_step": 0.01}, accepted))
+    node.reconfigure(build({"policy.instruction": "bow", "limits.max_joint_step": 0.01}, accepted))
     robot.until(lambda: "options_refused" in robot.status.get("holds", {}), robot.send_frame)
     assert "no such temperature" in robot.status["holds"]["options_refused"]
     assert node.config.limits == accepted.limits
@@ -186,9 +186,9 @@ def test_options_that_the_policy_refuses_leave_the_old_ones_and_hold_it(robot, i
         robot.send_frame()
         time.sleep(0.03)
     assert all(is_hold(robot, command) for command in robot.commands[before:])
-    node.reconfigure(build({"policy.max_instruction_length": 100}, node.config))
+    node.reconfigure(build({"policy.instruction": "wave"}, node.config))
     robot.until(lambda: not is_hold(robot, robot.commands[-1]), robot.send_frame)
-    assert node.config.policy.max_instruction_length == 100
+    assert node.config.policy.instruction == "wave"
 
 
 @pytest.mark.causes("thread_died")

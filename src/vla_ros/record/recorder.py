@@ -21,7 +21,7 @@ from vla_ros.graph.wiring import Wiring
 from vla_ros.record.bag import BagWriter, repair, unfinished
 from vla_ros.record.ring import Ring
 from vla_ros.record.selection import Mark, Selection
-from vla_ros.record.topics import EVENT, LATCHED, Recorded, Topic, recorder_name
+from vla_ros.record.topics import EVENT_QOS, LATCHED, Recorded, Topic, recorder_name
 from vla_ros.telemetry.diagnostics import ERROR, OK, WARN, PartStatus, diagnostic_array
 
 _PERIOD = 0.1  # s between writes: a killed process loses the messages of two periods at most
@@ -158,11 +158,11 @@ class Recorder:
         self._selection = Selection(options, [topic.name for topic in topics if topic.qos in LATCHED])
         self._bags = BagFolder(Path(options.folder), topics, self._logger)
         self._lock = threading.Lock()  # of the selection
-        self._events = {topic.name for topic in topics if topic.qos == EVENT}
+        self._events = {topic.name for topic in topics if topic.qos == EVENT_QOS}
         self._ring = ring
         if ring is None:
             for topic in topics:
-                profile = EVENT if topic.qos in LATCHED else "recorder"
+                profile = EVENT_QOS if topic.qos in LATCHED else "recorder"
                 wiring.subscribe_raw(topic.type, topic.name, partial(self._on_message, topic.name), profile)
         else:
             wiring.timer(_LOOKS, self._look)
