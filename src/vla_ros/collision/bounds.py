@@ -8,7 +8,7 @@ Why few samples and few queries suffice:
   other one, a distance d becomes at least d - s. s is the shift of the sphere's centre, and the chord of the turn
   at the sphere's radius r: two rotations that differ by an angle a have matrices whose difference has the Frobenius
   norm 2 sqrt(2) sin(a / 2), and the chord is 2 r sin(a / 2).
-- **Between neighbouring samples** (:func:`least_between`) with the distances d and e: after a part p of the way s, the
+- **Between neighbouring samples** (:func:`least_between`) with distances d and e: after a part p of the way s, the
   distance is at least d - p, and seen from the other end at least e - (s - p); the larger of both is at least
   (d + e - s) / 2.
 - **Chords.** The way is longer than s, which joins the samples straight. A lever that turns by the angle a goes a
