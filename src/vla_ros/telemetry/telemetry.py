@@ -77,6 +77,8 @@ class Telemetry:
         self._health = TopicHealth(self._node, self._watched(), config.timeouts.publisher)
         self._wrong: Mapping[str, str] = {}
         self._nearest: Clearance | None = None  # smallest distance in the last second
+        if self._graph.lost_checks:
+            self._logger.warning(f"checks are lost: {self._graph.lost_checks}")
         if config.camera.transport == "raw":
             self._say_transport()
         wiring.timer(1.0, self._report)
@@ -143,6 +145,7 @@ class Telemetry:
             diagnostics.execution_part(self._stats.execution.summary()),
             diagnostics.collision_part(self._why_not, self._nearest),
             diagnostics.topics_part(self._wrong),
+            diagnostics.graph_part(self._graph.lost_checks),
             diagnostics.policy_part(self._answer, outside - self._outside_said),
             diagnostics.process_part(self._resources()),
         ]
