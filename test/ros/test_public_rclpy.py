@@ -1,4 +1,4 @@
-"""Where rcl's structs cannot be used, rclpy's public interface takes their place, and the node says what is lost."""
+"""Where rcl's structs cannot be used, rclpy's public interface takes over, and the node says what is lost."""
 
 import time
 from typing import Any

@@ -23,7 +23,7 @@ from vla_ros.graph.origin import Origin
 
 BLOCK = "VLA_ROS_PUBLIC_RCLPY"
 """Environment variable; set, it has :mod:`vla_ros.graph.rclpy_public` used instead."""
-DISTRIBUTIONS = ("humble", "iron", "jazzy", "kilted")
+KNOWN_STRUCTS = ("humble", "iron", "jazzy", "kilted")
 """Distributions whose structs are those below."""
 
 _OK = 0  # RCL_RET_OK
@@ -85,7 +85,7 @@ def why_not(environment: Mapping[str, str]) -> str:
     distribution = environment.get("ROS_DISTRO", "an unknown distribution")
     if environment.get(BLOCK):
         return f"{BLOCK} is set"
-    if distribution not in DISTRIBUTIONS:
+    if distribution not in KNOWN_STRUCTS:
         return f"the structs of rcl in {distribution} were not tried"
     try:
         _Rcl()
