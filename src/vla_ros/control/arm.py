@@ -20,7 +20,7 @@ from vla_ros.control.envelope import Envelope, limit_pose, twist_between
 from vla_ros.control.following import Following
 from vla_ros.control.gripper import Gripper, fastest
 from vla_ros.control.limits import Violation, slower
-from vla_ros.control.measured import MeasuredArm, held_fingers, joint_speeds, position_of
+from vla_ros.control.measured import MeasuredArm, held_fingers, joint_speeds, position_of, sags
 from vla_ros.control.motion import JointMotion, TipMotion, check_fit, make_motion
 from vla_ros.control.reasons import Refused
 from vla_ros.errors import ConfigError
@@ -125,7 +125,7 @@ class ArmController:
 
     def restart(self) -> None:
         """Begin the next command at rest, at the measured position; keep the grip and the counters."""
-        self._following = Following(self.joint_names)
+        self._following = Following(self.joint_names, sags(self.joint_names, self._kinematics))
         self._rest()
 
     def _rest(self) -> None:
