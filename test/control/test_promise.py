@@ -578,7 +578,7 @@ def test_the_first_command_starts_where_the_arm_is(seed: int, armed: bool, by: f
     try:
         command = trial.controller.command(action, trial.joints, 1, period)
     except Refused as refused:
-        assert refused.reason is Reason.FOLLOWING_ERROR, refused
+        assert refused.reason is Reason.FOLLOWING_ERROR, refused  # noqa: PT017
         assert trial.refused, "it was held because it did not follow, and has been moved since"
         assert not armed
         return
