@@ -133,8 +133,8 @@ class JointStateMerger:
         Returns:
             None if the message measures no needed joint, and all are known or other arms share the topic; or if it
             is not believed: a joint is where it cannot have moved to (:attr:`unbelieved`), or it is the first of an
-            armed robot, with which others must agree for 0.1 s. A message that names a needed joint twice, or has more or fewer positions than names, is returned unchanged; it is refused
-            later.
+            armed robot, with which others must agree for 0.1 s. A message that names a needed joint twice, or has
+            more or fewer positions than names, is returned unchanged; it is refused later.
         """
         named = [name for name in message.names if name in self._needed]
         concerns = self._needed.intersection(named)
