@@ -27,6 +27,7 @@ _HALF = 0.5  # opening below which a gripper is closed
 _DAMPINGS = np.geomspace(1e-3, 2e-2, 7)  # of servos; near singularities they move the joints differently
 _PERIOD = 0.01  # s, of a servo
 _SAME = 1e-6  # rad or m
+_HANGS = 1.0  # s; what reads the scene comes back ten times a second
 
 
 def checked_world(config: Config, kinematics: Mapping[str, Kinematics]) -> World | None:
@@ -69,6 +70,7 @@ class CollisionCheck:
         last: What was found for the last command, or None before the first.
         closest: The nearest two bodies at the last :meth:`look`, or None before the first.
         steady: The steady clock, s; by default that of the system.
+        scene_silent: Returns for how many seconds nobody has read the scene or ended obstacles; assign it.
 
     Raises:
         ConfigError: The geometry or the options cannot be used; the text names the file or the option.
@@ -80,6 +82,7 @@ class CollisionCheck:
         self.last: Clearance | None = None
         self.closest: Clearance | None = None
         self.steady: Callable[[], float] = time.monotonic
+        self.scene_silent: Callable[[], float] = lambda: 0.0
         self._columns: dict[tuple[str, tuple[str, ...]], tuple[IntArray, IntArray]] = {}
         self._speeds: dict[str, FloatArray] = {}  # of each arm's joints, at the last command
         self.scene: tuple[Body, ...] = ()
@@ -131,6 +134,8 @@ class CollisionCheck:
         if options.scene_required and late > options.scene_timeout:
             old = f"{late:.2g} s old" if math.isfinite(late) else "none has arrived"
             raise Refused(Reason.SCENE_STALE, f"{options.scene}: {old}, allowed {options.scene_timeout:g} s")
+        if (silent := self.scene_silent()) > _HANGS:
+            raise Refused(Reason.SCENE_STALE, f"{options.scene}: its thread has not come back for {silent:.2g} s")
         if self._unknown:
             raise Refused(Reason.COLLISION_SCENE, self._unknown)
         self._unseen -= {arm for arm, state in joints.items() if state is not None}
