@@ -490,6 +490,7 @@ def sometimes_held(trial: Trial) -> bool:
 @given(seed=st.integers(0, 2**32 - 1), tip_moves=st.booleans(), holds=st.booleans())
 @example(seed=190, tip_moves=True, holds=False)
 @example(seed=190, tip_moves=False, holds=False)
+@example(seed=146, tip_moves=True, holds=True)
 def test_a_constant_target_is_never_left_by_more_than_the_offset(seed: int, tip_moves: bool, holds: bool) -> None:
     """No command leads away from the target, and the arm comes to rest as near to it as its offset allows.
 
