@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from vla_ros.config import Config, PolicyConfig, build, entries, flatten, load, parse_assignment, read_file, to_yaml
 from vla_ros.config.files import config_file
 from vla_ros.config.show import add_config_arguments
+from vla_ros.config.tree import LiveConfig
 from vla_ros.errors import ConfigError
 from vla_ros_models.openvla import OpenVLAOptions
 
@@ -460,3 +461,13 @@ def test_the_documented_options_without_a_gripper_load() -> None:
     config = load([config_file("ur5e")], [text for text in options if text != "-p"])
     assert config.robot.gripper_joint_names == ()
     assert config.topics.gripper == ""
+
+
+def test_options_that_are_given_up_replace_none_that_came_meanwhile() -> None:
+    refused, kept, newest = Config(), Config(), Config()
+    live = LiveConfig(refused)
+    live.give_up(refused, kept)
+    assert live.current is kept
+    live.current = newest
+    live.give_up(refused, kept)
+    assert live.current is newest

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from scripted_node import SPIN_FAILS, ScriptedPolicy, spin_fails
 
+from tools.faults.hand import NAME, Hand
 from vla_ros.config import build
 from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.errors import VlaRosError
+from vla_ros.graph.dds.action import DdsActionClient
 from vla_ros.graph.dds.endpoints import DdsPublisher
 from vla_ros.policies import Session
 from vla_ros.policies.base import Progress, no_progress
@@ -93,6 +95,29 @@ def test_a_driver_that_takes_nothing_stops_the_arm_and_gets_its_hold_later(
     node.reset()
     node.enable(True)
     robot.until(lambda: not is_hold(robot, robot.commands[-1]), robot.send_frame)
+
+
+@pytest.mark.causes("driver_write")
+def test_a_gripper_goal_that_cannot_be_written_holds_as_a_command_does(robot, inside, monkeypatch) -> None:
+    hand, left, send = Hand(robot.graph), [1], DdsActionClient.send_goal_async
+
+    def refuse(client: DdsActionClient, goal: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise VlaRosError("the goal could not be sent: timeout")
+        return send(client, goal)
+
+    monkeypatch.setattr(DdsActionClient, "send_goal_async", refuse)
+    fingers = "robot.gripper_joint_names:=[finger_left, finger_right]"
+    node = inside(f"topics.gripper:={NAME}", "gripper.output:=gripper_command", fingers)
+    robot.until(lambda: "driver_write" in robot.reported, robot.send_frame)
+    robot.until(lambda: hand.goals and robot.status["state"] == "armed", robot.send_frame)
+    assert any(is_hold(robot, command) for command in robot.commands)
+    assert node.safety.status.stopped_by is None
+    left[0] = 10**9
+    robot.instruct("close it")
+    robot.until(lambda: robot.status.get("stopped_by") == "driver_unreachable", robot.send_frame)
+    assert NAME in robot.status["detail"]
 
 
 def test_what_one_of_two_arms_got_counts_as_sent_and_both_are_held(robot, inside, refused: Refusals) -> None:

@@ -114,23 +114,32 @@ class Checker:
         self._limits = dict[Margins, tuple[list[float], list[float], FloatArray]]()
 
     def check(
-        self, path: FloatArray, margins: Margins, closed: Collection[str] = (), others: FloatArray | None = None
+        self,
+        path: FloatArray,
+        margins: Margins,
+        closed: Collection[str] = (),
+        others: FloatArray | None = None,
+        beside: FloatArray | None = None,
     ) -> Clearance:
         """Check the motion through ``path`` [W, J]; ``closed`` names the arms whose gripper is closed.
 
         Between two samples, a distance may be smaller than was found, down to half of the hold distance. ``others``
         [D, W, J] are motions that may take the place of ``path``, in order, with all between neighbours: they do
-        not slow, but forbid, what comes too near; between their samples, bodies do not touch.
+        not slow, but forbid, what comes too near; between their samples, bodies do not touch. Each motion of
+        ``beside`` [D, W, J] is checked as ``path`` is, and may begin elsewhere.
         """
         if not len(self._pair):
             return Clearance(math.inf, ("", ""))
         idle, sweep = self._idle(closed), _Sweep(self, *samples_of(path, self.world.reach))
         found = sweep.find(margins, idle)
+        for way in beside if beside is not None else ():
+            if not found.forbidden and (rows := self._near(sweep, way - path, margins)).size:
+                other = _Sweep(self, *samples_of(way, self.world.reach)).find(margins, idle, rows)
+                found = other if other.forbidden or other.share < found.share else found
         if others is None or found.forbidden:
             return found
         never = replace(margins, slow=margins.hold)
-        spread = (np.abs(others - path).max(axis=0) @ self._levers).max(axis=0)
-        rows = np.flatnonzero(sweep.room() - spread < self.limits(never)[2])
+        rows = self._near(sweep, np.abs(others - path).max(axis=0), never)
         if not rows.size:
             return found
         # There with one, back with the next, and along where they end.
@@ -138,6 +147,11 @@ class Checker:
         way = np.concatenate([*there, others[::-1, -1], others[:, -2]])
         other = _Sweep(self, *samples_of(way, self.world.reach)).find(never, idle, rows)
         return other if other.forbidden else found
+
+    def _near(self, sweep: "_Sweep", apart: FloatArray, margins: Margins) -> IntArray:
+        """Return the rows that may come near on a way with waypoints ``apart`` [W, J] from those of ``sweep``."""
+        spread = (np.abs(apart) @ self._levers).max(axis=0)
+        return np.flatnonzero(sweep.room() - spread < self.limits(margins)[2])
 
     def nearest(self, q: FloatArray, closed: Collection[str] = ()) -> Clearance:
         """Return the smallest distance at positions ``q`` [J]."""

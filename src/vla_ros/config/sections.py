@@ -232,14 +232,15 @@ class LimitsConfig:
     )
     following_error: float = option(
         0.5,
-        "Largest distance of a commanded position from the measured one; an arm that is further away is held",
+        "Largest distance of a commanded position from the measured one; an arm that is further away is held. "
+        "State more than twice what the arm sags: it moves again only once it keeps its position to half of this",
         "rad",
-        0.01,
+        0.04,
         6.4,
         live=True,
     )
     following_error_prismatic: float = option(
-        0.15, "The same for prismatic joints of the URDF", "m", 0.001, 10, live=True
+        0.15, "The same for prismatic joints of the URDF", "m", 0.006, 10, live=True
     )
     velocity_scale: float = option(
         1.0, "Share of the URDF's joint velocity limits that may be used", low=0, high=1, live=True

@@ -1,6 +1,5 @@
 """The recorder: a node that gets what another node receives and sends, and a thread that writes it."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -159,6 +158,7 @@ class Recorder:
         self._bags = BagFolder(Path(options.folder), topics, self._logger)
         self._lock = threading.Lock()  # of the selection
         self._events = {topic.name for topic in topics if topic.qos == EVENT_QOS}
+        self._misread = False  # a message on a topic of events was none, and was named
         self._ring = ring
         if ring is None:
             for topic in topics:
@@ -210,10 +210,18 @@ class Recorder:
     def _keep(self, message: Recorded) -> None:
         with self._lock:
             self._selection.add(message)
-            if message.topic in self._events:
-                text = self._wiring.graph.deserialize(message.data, self._text).data
-                with contextlib.suppress(ValueError):
-                    self._selection.hear(dict(json.loads(text)), message.time)
+            if message.topic in self._events and (event := self._read(message)):
+                self._selection.hear(event, message.time)
+
+    def _read(self, message: Recorded) -> dict[str, Any]:
+        """Return an event, or {} if the message is none: anything may be published on its topic."""
+        try:
+            return dict(json.loads(self._wiring.graph.deserialize(message.data, self._text).data))
+        except Exception as error:  # a middleware raises whatever it likes on damaged bytes, and so does JSON
+            if not self._misread:
+                self._misread = True
+                self._logger.warning(f"{message.topic}: not an event: {type(error).__name__}: {error}")
+            return {}
 
     def _on_record(self, request: Any, response: Any) -> Any:
         if self._what not in ("all", "last"):
