@@ -11,7 +11,7 @@ from launch.events import matches_action
 from launch.events.process import SignalProcess
 
 from launch import Action, LaunchContext
-from vla_ros.config import Config
+from vla_ros.config import Config, node_topics
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.launcher import launched
 from vla_ros.launching.arguments import given_file, node_name, node_options, overrides, value
@@ -76,7 +76,7 @@ def replay(context: LaunchContext) -> list[Action]:
     context.launch_configurations["use_sim_time"] = "true"
     node = policy_node(context, assignments=assignments, on_exit=shut_down_with("the policy node"))
     name = node_name(context)
-    action = _resolved(config.topics.action, name)
+    action = _resolved(node_topics.ACTION, name)
     record = _bag("record", "-o", str(output / "actions"), action, output="log")
     # The delay is for discovery, because lost frames are not sent again.
     rates = ("--clock", "100", "--delay", "3", "--rate", value(context, "rate"))
@@ -132,7 +132,7 @@ def _inputs(config: Config, node: str) -> list[str]:
     """Return the bag's topics that are played: the node's observations and instruction, no commands."""
     state = [topic.topic for topic in config.robot.parsed_state_topics]
     joints = dict.fromkeys(arm.joint_states for arm in config.arms)
-    return [_resolved(topic, node) for topic in (*config.camera.topics, *joints, config.topics.instruction, *state)]
+    return [_resolved(topic, node) for topic in (*config.camera.topics, *joints, node_topics.INSTRUCTION, *state)]
 
 
 def _report_arguments(context: LaunchContext, output: Path) -> list[str]:

@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,19 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from vla_ros.config.checkpoints import SHIPPED, no_folder
+from vla_ros.config.checkpoints import SHIPPED, WEIGHT_FILES, folder_of, no_folder
 from vla_ros.config.files import check_regular
 from vla_ros.errors import CheckpointError, lfs_pointer
 from vla_ros.files import read_json_value
-from vla_ros.policies.base import folder_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
+SINGLE, INDEX = WEIGHT_FILES
 _LONGEST_NAME = 255  # bytes of a file name
 FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -61,12 +59,19 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor's file and its entry in the file's header."""
+    """A tensor's file, its entry in the file's header, and what is done with it when it is read."""
 
     file: Path  # safetensors file
     shape: tuple[int, ...]  # size of each axis
     dtype: str  # data type as the file names it, such as ``BF16``
     name: str  # the tensor's name in the file
+    changes: tuple[
+        Callable[[Tensor], Tensor], ...
+    ] = ()  # dequantise, merge an adapter; shape and dtype are after them
+
+    def changed(self, change: Callable[[Tensor], Tensor], dtype: str, shape: Sequence[int] = ()) -> StoredTensor:
+        """Return the tensor after one more change, which gives this data type, and this shape if it is another."""
+        return replace(self, changes=(*self.changes, change), dtype=dtype, shape=tuple(shape) or self.shape)
 
 
 def checkpoint_folder(text: str) -> Path:
@@ -124,7 +129,10 @@ def from_files(manifest: Mapping[str, StoredTensor]) -> Produce:
         try:
             with safe_open(str(file), framework="pt") as shard:
                 for name in names:
-                    yield name, shard.get_tensor(manifest[name].name)
+                    tensor = shard.get_tensor(manifest[name].name)
+                    for change in manifest[name].changes:
+                        tensor = change(tensor)
+                    yield name, tensor
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file}: not readable ({error}); download it again") from error
 

@@ -57,7 +57,7 @@ def _tiles(gpu: str) -> Finding:
 HOUSE = House(
     "the models",
     {
-        "convert": SubCommand("vla_ros_models.oft.convert", "write a checkpoint as safetensors, merged"),
+        "convert": SubCommand("vla_ros_models.convert", "write a checkpoint as safetensors, merged"),
         "tune": SubCommand("vla_ros_models.tune", "measure the engine's tiles on this GPU"),
     },
     examine,

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.base import Progress, no_progress
-from vla_ros_models.checkpoint_files import FLOATS, INDEX, Produce, StoredTensor, list_some
+from vla_ros_models.checkpoint_files import FLOATS, INDEX, SINGLE, Produce, StoredTensor, list_some
 
 M = TypeVar("M", bound=nn.Module)
 Shapes = Mapping[str, tuple[int, ...]]
@@ -136,3 +137,39 @@ def write_shards(folder: Path, parts: Sequence[Sequence[str]], produce: Produce)
     content = {"metadata": {"total_size": size}, "weight_map": index}
     (folder / INDEX).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return len(index), size
+
+
+_TYPES = {
+    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
+    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8},
+    "BOOL": torch.bool,
+}
+"""Data types by their names in safetensors files."""
+
+
+def write_weights(
+    folder: Path, manifest: Mapping[str, StoredTensor], produce: Produce, dtype: str = ""
+) -> tuple[int, int]:
+    """Write ``model.safetensors`` one tensor at a time; return the tensor and byte counts.
+
+    Tensors of floats get the type ``dtype``, if it is not empty. The file has its name only when it is complete.
+    """
+    types = {name: dtype if dtype and one.dtype in FLOATS else one.dtype for name, one in manifest.items()}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    size = 0
+    for name in sorted(manifest):
+        shape = manifest[name].shape
+        end = size + prod(shape) * _TYPES[types[name]].itemsize
+        header[name] = {"dtype": types[name], "shape": shape, "data_offsets": [size, end]}
+        size = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    partial = folder / f"{SINGLE}.partial"
+    with partial.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, tensor in produce(list(manifest)):
+            file.seek(8 + len(text) + header[name]["data_offsets"][0])
+            data = tensor.to(_TYPES[types[name]]).contiguous().flatten().view(torch.uint8)
+            file.write(data.numpy().data)
+    partial.rename(folder / SINGLE)
+    return len(manifest), size

@@ -33,7 +33,7 @@ def dense(checker: Checker, path: np.ndarray, count: int = 100) -> np.ndarray:
 def test_no_motion_is_allowed_that_comes_nearer_than_the_hold_distance(world: World) -> None:
     """Long random motions, compared with the distances at 300 positions along each."""
     checker, rng = Checker(world), np.random.default_rng(0)
-    stop = np.where(checker._supported, MARGINS.support, MARGINS.hold)
+    stop = np.array(checker.limits(MARGINS)[0])
     allowed = held = clear_and_held = 0
     for _ in range(60):
         start = np.array([*rng.uniform((-2, -2.5, 0), (2, 2.5, 0.1)), *rng.uniform(0, 0.04, 1), 0.0])
@@ -121,7 +121,7 @@ def test_fingertips_may_come_near_a_support_and_other_links_may_not(tmp_path: Pa
 def test_from_a_collision_only_motions_out_of_it_are_allowed(world: World) -> None:
     """Also from penetration, where the depth counts; in whatever direction, nothing comes nearer."""
     checker, rng = Checker(world), np.random.default_rng(1)
-    stop = np.where(checker._supported, MARGINS.support, MARGINS.hold)
+    stop = np.array(checker.limits(MARGINS)[0])
     out = kept = 0
     while out < 20 or kept < 20:
         start = np.array([*rng.uniform((-2, -2.5, 0), (2, 2.5, 0.1)), 0.02, 0.0])
@@ -142,7 +142,7 @@ def test_from_a_collision_only_motions_out_of_it_are_allowed(world: World) -> No
 
 def test_every_forbidden_motion_that_starts_in_the_clear_can_be_reversed(world: World) -> None:
     checker, rng = Checker(world), np.random.default_rng(2)
-    stop, found = np.where(checker._supported, MARGINS.support, MARGINS.hold), 0
+    stop, found = np.array(checker.limits(MARGINS)[0]), 0
     while found < 30:
         start = np.array([*rng.uniform((-2, -2.5, 0), (2, 2.5, 0.1)), 0.02, 0.0])
         path = world.tree.follow(np.stack([start, start + rng.normal(0, (0.5, 0.5, 0.05, 0, 0))]))

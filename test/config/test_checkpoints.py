@@ -8,8 +8,8 @@ import pytest
 
 from vla_ros.cli.main import main
 from vla_ros.config import build, load
-from vla_ros.config.checkpoints import SHIPPED, identify
-from vla_ros.errors import ConfigError
+from vla_ros.config.checkpoints import SHIPPED, base_folder, identify
+from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.base import create
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -148,3 +148,27 @@ def test_two_equal_claims_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_an_adapter_is_of_its_base_models_policy(tmp_path: Path) -> None:
     adapter, base = write(tmp_path / "a", {}, "adapter_config.json"), write(tmp_path / "b", CONFIGS["openvla"])
     assert load((), [f"policy.checkpoint:={adapter}", f"policy.base:={base}"]).policy.name == "openvla"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("", "names none"), ("openvla/openvla-7b", "names openvla/openvla-7b, which is")]
+)
+def test_an_adapter_needs_its_base_model(name: str, said: str, tmp_path: Path) -> None:
+    adapter = write(tmp_path, {"base_model_name_or_path": name}, "adapter_config.json")
+    write(adapter, "", "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"a LoRA adapter; set policy\.base .*{said}"):
+        base_folder(adapter)
+
+
+def test_an_adapter_names_its_base_model(tmp_path: Path) -> None:
+    base = write(tmp_path / "base", CONFIGS["openvla"])
+    (base / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")  # no tensors
+    adapter = write(tmp_path / "adapter", {"base_model_name_or_path": "../base"}, "adapter_config.json")
+    write(adapter, "", "adapter_model.safetensors")
+    assert base_folder(adapter) == adapter / "../base"
+    assert identify(str(adapter)).name == "openvla"
+    nested = write(tmp_path / "run/lora_adapter", {"base_model_name_or_path": str(base)}, "adapter_config.json")
+    write(nested, "", "adapter_model.safetensors")
+    assert base_folder(tmp_path / "run") == base
+    write(tmp_path / "run", "", "model.safetensors")  # merged, as OpenVLA-OFT saves both
+    assert base_folder(tmp_path / "run") is None

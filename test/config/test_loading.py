@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from vla_ros.config import Config, PolicyConfig, build, entries, flatten, load, parse_assignment, read_file, to_yaml
 from vla_ros.config.files import config_file
 from vla_ros.config.show import add_config_arguments
+from vla_ros.config.tree import LiveConfig
 from vla_ros.errors import ConfigError
 from vla_ros_models.openvla import OpenVLAOptions
 
@@ -54,6 +55,8 @@ TWO = {
         ),
         ({"policy.chekpoint": "x"}, "policy.chekpoint: no such parameter; did you mean 'policy.checkpoint'?"),
         ({"rate_hz": 5.0}, "did you mean 'control.rate_hz'?"),
+        ({"topics.status": "/s"}, "topics.status: removed; the topic is ~/status; another name is a remap"),
+        ({"takeover.rate_hz": 30.0}, "takeover.rate_hz: removed; a person's steps have 50 Hz"),
         (
             {"control.rate_hz": "fast"},
             "control.rate_hz: found 'fast' (str), expected a number from -1 to 1000 (Hz)",
@@ -107,7 +110,7 @@ TWO = {
         ({"camera.topics": ["/a", "/a"], "camera.keys": ["x", "y"]}, "camera.topics: found"),
         ({"camera.topics": ["/a", "/b"], "camera.keys": ["x", "x"]}, "camera.keys: found"),
         ({"robot.state_topics": ["x=/a", "x=/b"]}, "no repeated name"),
-        ({"policy.instruction": "pick " * 200}, "policy.max_instruction_length is 500"),
+        ({"policy.instruction": "pick " * 200}, "found 1000 characters, expected at most 500"),
         ({"robot.arms": ["robot"]}, "robot.arms: found ['robot']"),
         ({"robot.arms": ["a", "a"]}, "different names"),
         ({"robot.arms": ["a b"]}, "each one word"),
@@ -458,3 +461,13 @@ def test_the_documented_options_without_a_gripper_load() -> None:
     config = load([config_file("ur5e")], [text for text in options if text != "-p"])
     assert config.robot.gripper_joint_names == ()
     assert config.topics.gripper == ""
+
+
+def test_options_that_are_given_up_replace_none_that_came_meanwhile() -> None:
+    refused, kept, newest = Config(), Config(), Config()
+    live = LiveConfig(refused)
+    live.give_up(refused, kept)
+    assert live.current is kept
+    live.current = newest
+    live.give_up(refused, kept)
+    assert live.current is newest

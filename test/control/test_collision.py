@@ -32,7 +32,7 @@ class Robot:
         self, output: str = "joint_state", action: str = "arm.tip_delta + arm.gripper", **collision: Any
     ) -> None:
         options = {"check": True, "deceleration": 20.0, "obstacles": [TABLE]} | collision
-        control = {"output": output, "rate_hz": 10.0}
+        control = {"output": output, "rate_hz": 10.0, "delta_from": "commanded"}
         self.config = configure(collision=options, topics={"gripper": "/gripper"}, control=control)
         self.now = 100.0
         self.check = CollisionCheck(self.config, {"arm": ARM})
@@ -134,6 +134,61 @@ def test_a_slowed_command_is_where_the_next_one_starts() -> None:
     lower(robot)
     for arm in robot.controller.arms:
         np.testing.assert_allclose(arm._last, robot.q)
+
+
+class Sagging(Robot):
+    """It rests below its commands, where its driver lets it: up to 0.05 rad in the joints that carry the arm."""
+
+    sag = np.array([0.0, 0.05, 0.0, 0.03, 0.0, 0.05, 0.0])
+
+    def step(self, action: np.ndarray) -> np.ndarray:
+        self.q = super().step(action) + self.sag
+        return self.q
+
+
+def test_an_arm_that_sags_is_held_above_the_table_where_it_is_and_can_be_led_up() -> None:
+    """Its commands are 5 cm above it: from where it is, their way leads up."""
+    robot = Sagging()
+    refused = lower(robot)
+    assert refused.reason is Reason.COLLISION_SCENE
+    assert robot.check.checker.nearest(robot.check._q).distance > 0.001
+    before = robot.height
+    for _ in range(5):
+        robot.step(UP)
+    assert robot.height > before + 0.02
+
+
+def test_an_arm_that_sags_slows_down_before_it_is_held() -> None:
+    robot = Sagging(obstacles=[TABLE.removesuffix(" support")])
+    heights = [robot.height]
+
+    def approach() -> None:
+        for _ in range(80):
+            robot.step(DOWN * (1, 1, 0.25, 1, 1, 1, 1))
+            heights.append(robot.height)
+
+    with pytest.raises(Refused, match="table"):
+        approach()
+    steps = -np.diff(heights[1:])
+    assert steps[-1] < 0.7 * steps.max()
+
+
+def test_an_arm_that_is_late_is_kept_from_what_is_between_its_last_command_and_the_next_one() -> None:
+    """It will pass both, and the way from where it is now passes a post by."""
+    here, last, goal = HOME.copy(), HOME.copy(), HOME.copy()
+    last[0], goal[0] = 0.4, 0.5
+    goal[3] += 0.5  # draws the hand back
+    middle = ARM.forward(0.9 * last + 0.1 * goal).position
+    robot = Robot(obstacles=[f"post = sphere 0.01 at {middle[0]} {middle[1]} {middle[2]}"])
+    joints = {"arm": state(here, 0.0)}
+
+    def command(origin: np.ndarray) -> Command:
+        velocity = (goal - origin) / DT
+        return Command(ARM.joint_names, goal, STAMP, velocity=velocity, duration=DT)
+
+    robot.check.limit([command(here)], joints)
+    with pytest.raises(Refused, match="post"):
+        robot.check.limit([command(last)], joints)
 
 
 def test_the_arm_does_not_fold_into_itself() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from vla_ros.config import LimitsConfig
 from vla_ros.control.joints import JointStateMerger, MergedJointState
-from vla_ros.types import JointState
+from vla_ros.types import FloatArray, JointState
 
 ARM = ("j1", "j2")
 SECOND = 1_000_000_000
@@ -212,6 +212,43 @@ def test_a_robot_that_is_elsewhere_for_good_is_followed() -> None:
     assert used[:6] == sorted(used[:6])
     assert all(used[6:])
     assert states.unbelieved == ""
+
+
+def restarted(driver: bytes, at: float, joints: dict[str, float], states: JointStateMerger) -> FloatArray | None:
+    """What is used of a joint state of a driver."""
+    stamp = round(at * SECOND)
+    message = JointState(tuple(joints), np.array(list(joints.values())), stamp)
+    whole = states.add(message, stamp, stamp, 0.5, driver)
+    return None if whole is None else whole.joints.select(ARM)
+
+
+@pytest.mark.parametrize("armed", [False, True])
+@pytest.mark.parametrize("driver", [b"old", b"new"])
+def test_a_first_joint_state_after_a_silence_is_used_only_if_it_agrees(driver: bytes, armed: bool) -> None:
+    """A driver that was restarted, or has lost its robot, begins with one of zeros, or with many."""
+    states, there = JointStateMerger(ARM, dict.fromkeys(ARM, 2.0)), {"j1": 0.2, "j2": 1.8}
+    states.keep_trajectory(False)
+    for step in range(10):
+        restarted(b"old", 1 + step / 50, there, states)
+    states.keep_trajectory(armed)
+    assert restarted(driver, 3.0, ZEROS, states) is None
+    assert states.unbelieved.startswith("joint 'j2' jumps to 0, from 1.8")
+    used = [restarted(driver, 3.02 + step / 50, there, states) for step in range(10)]
+    assert used[0 if driver == b"new" else 6] is not None, "where it was: at once, or soon"
+    assert states.unbelieved == ""
+    used = [restarted(driver, 6 + step / 50, ZEROS, states) for step in range(20)]
+    assert all(each is None for each in used[:5])
+    assert (used[-1] is None) == armed, "until a person disarms"
+
+
+def test_the_first_joint_state_of_an_armed_robot_needs_others_that_agree() -> None:
+    states, there = JointStateMerger(ARM, dict.fromkeys(ARM, 2.0)), {"j1": 0.2, "j2": 1.8}
+    states.keep_trajectory(True)
+    assert restarted(b"", 1.0, ZEROS, states) is None
+    used = [restarted(b"", 1.02 + step / 50, there, states) for step in range(10)]
+    assert used[0] is None
+    assert all(each is None or each.tolist() == [0.2, 1.8] for each in used)
+    assert used[-1] is not None
 
 
 @pytest.mark.parametrize("split", [False, True])

@@ -258,6 +258,15 @@ def test_a_target_never_leads_the_measured_arm_by_more_than_the_limit(gantry: st
         sent(control, step, here, 0.2)
 
 
+def test_a_linear_axis_is_held_where_it_was_moved_to_by_more_than_it_gives_way(gantry: str) -> None:
+    [arm] = controller(options(gantry, "bridge")).arms
+    for axis, moved, kept in ((0, 0.002, True), (0, 0.01, False), (3, 0.012, True), (3, 0.05, False)):
+        arm.restart()
+        arm.hold(measured(np.zeros(8)))
+        held = arm.hold(measured(moved * np.eye(8)[axis])).positions[axis]
+        assert held == pytest.approx(0.0 if kept else moved), (axis, moved)
+
+
 def test_widowxs_fingers(gantry: str) -> None:
     found = entry("gripper.bridge")
     control = controller(options(gantry, "bridge", gripper__open_position=0.035, gripper__closed_position=0.01))

@@ -1,11 +1,15 @@
 import itertools
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from vla_ros.config import load
 from vla_ros.config.files import config_file
+from vla_ros.control.clock import SimulatedClock
 from vla_ros.graph.origin import Origin
+from vla_ros.node.beside import BesideThread
 from vla_ros.node.lockstep import LockstepWiring
 from vla_ros.vision.messages import encode_compressed
 
@@ -83,3 +87,24 @@ def test_a_world_that_was_reset_leaves_out_time():
     assert robot.send(11 * SECOND, *INPUTS)[0] == "reset"
     robot.gate.end()
     assert robot.send(12 * SECOND, *INPUTS) == []
+
+
+def test_a_thread_beside_the_node_rests_while_the_time_of_the_simulation_stands_still() -> None:
+    """It has more work at once: half of the machine's time stays to others."""
+    context, ended = SimpleNamespace(clock=SimulatedClock()), []
+    wiring, done = SimpleNamespace(on_close=ended.append), threading.Event()
+    begun, count = time.monotonic(), 0
+
+    def work() -> None:
+        nonlocal count
+        count += 1
+        thread.wake()
+        time.sleep(0.02)
+        if time.monotonic() > begun + 0.5:
+            done.set()
+
+    thread = BesideThread(context, wiring, "beside", 0.05, work)
+    assert done.wait(20.0)
+    [close] = ended
+    close()
+    assert count <= 15

@@ -88,7 +88,7 @@ def test_ten_consecutive_goals_succeed(robot, inside, caller: Caller) -> None:
                 robot.send_frame,
             )
         caller.succeed()
-        assert caller.end_of(handle) == (SUCCEEDED, True, "true on topics.success")
+        assert caller.end_of(handle) == (SUCCEEDED, True, "true on ~/success")
     holding(robot)
 
 

@@ -117,6 +117,33 @@ def test_whatever_message_arrives_a_stop_is_in_force_soon(robot: Any, inside: An
     assert "thread_died" not in robot.reported
 
 
+@pytest.mark.causes("scene_stale")
+def test_while_the_thread_of_the_scene_hangs_nothing_moves(
+    robot: Any, inside: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The obstacles would be those of before; the scene is not even required."""
+    from vla_ros.node.markers import MarkerReader
+
+    inside(*CHECK)
+    go_on, apply = threading.Event(), MarkerReader.apply
+    array = robot.graph.message("visualization_msgs/msg/MarkerArray")
+    scene = robot.node.create_publisher(array, "/obstacles", robot.graph.qos("default"))
+    robot.until(lambda: robot.says("armed"), robot.send_frame)
+
+    def hangs(*arguments: Any) -> Any:
+        go_on.wait(60.0)
+        return apply(*arguments)
+
+    monkeypatch.setattr(MarkerReader, "apply", hangs)
+    try:
+        scene.publish(array())
+        robot.until(lambda: "scene_stale" in robot.status["holds"], robot.send_frame)
+        assert "/obstacles: its thread has not come back for 1" in robot.status["holds"]["scene_stale"]
+    finally:
+        go_on.set()
+    robot.until(lambda: not robot.status["holds"], robot.send_frame)
+
+
 def test_an_error_in_the_thread_of_the_scene_stops_the_arm(
     robot: Any, inside: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

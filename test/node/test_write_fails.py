@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from scripted_node import SPIN_FAILS, ScriptedPolicy, spin_fails
 
+from tools.faults.hand import NAME, Hand
 from vla_ros.config import build
 from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.errors import VlaRosError
+from vla_ros.graph.dds.action import DdsActionClient
 from vla_ros.graph.dds.endpoints import DdsPublisher
 from vla_ros.policies import Session
 from vla_ros.policies.base import Progress, no_progress
@@ -95,6 +97,29 @@ def test_a_driver_that_takes_nothing_stops_the_arm_and_gets_its_hold_later(
     robot.until(lambda: not is_hold(robot, robot.commands[-1]), robot.send_frame)
 
 
+@pytest.mark.causes("driver_write")
+def test_a_gripper_goal_that_cannot_be_written_holds_as_a_command_does(robot, inside, monkeypatch) -> None:
+    hand, left, send = Hand(robot.graph), [1], DdsActionClient.send_goal_async
+
+    def refuse(client: DdsActionClient, goal: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise VlaRosError("the goal could not be sent: timeout")
+        return send(client, goal)
+
+    monkeypatch.setattr(DdsActionClient, "send_goal_async", refuse)
+    fingers = "robot.gripper_joint_names:=[finger_left, finger_right]"
+    node = inside(f"topics.gripper:={NAME}", "gripper.output:=gripper_command", fingers)
+    robot.until(lambda: "driver_write" in robot.reported, robot.send_frame)
+    robot.until(lambda: hand.goals and robot.status["state"] == "armed", robot.send_frame)
+    assert any(is_hold(robot, command) for command in robot.commands)
+    assert node.safety.status.stopped_by is None
+    left[0] = 10**9
+    robot.instruct("close it")
+    robot.until(lambda: robot.status.get("stopped_by") == "driver_unreachable", robot.send_frame)
+    assert NAME in robot.status["detail"]
+
+
 def test_what_one_of_two_arms_got_counts_as_sent_and_both_are_held(robot, inside, refused: Refusals) -> None:
     names = {"left": [f"left_{number}" for number in range(7)], "right": [f"right_{number}" for number in range(7)]}
     graph, heard = robot.graph, {arm: list[Any]() for arm in names}
@@ -158,7 +183,7 @@ class TwoArmed(ScriptedPolicy):
 
 
 class Choosy(ScriptedPolicy):
-    """Accepts the options of the start, and later only those with a maximum of 100 characters."""
+    """Accepts the options of the start, and later only those with the instruction 'wave'."""
 
     def __init__(self) -> None:
         self.starts = True
@@ -166,7 +191,7 @@ class Choosy(ScriptedPolicy):
     def load(self, progress: Progress = no_progress) -> None: ...
 
     def configure(self, options: Any) -> None:
-        if not self.starts and options.max_instruction_length != 100:
+        if not self.starts and options.instruction != "wave":
             raise KeyError("no such temperature")
 
 
@@ -176,7 +201,7 @@ def test_options_that_the_policy_refuses_leave_the_old_ones_and_hold_it(robot, i
     node = inside(policy=policy)
     robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
     policy.starts, accepted = False, node.config
-    node.reconfigure(build({"policy.max_instruction_length": 99, "limits.max_joint_step": 0.01}, accepted))
+    node.reconfigure(build({"policy.instruction": "bow", "limits.max_joint_step": 0.01}, accepted))
     robot.until(lambda: "options_refused" in robot.status.get("holds", {}), robot.send_frame)
     assert "no such temperature" in robot.status["holds"]["options_refused"]
     assert node.config.limits == accepted.limits
@@ -186,9 +211,9 @@ def test_options_that_the_policy_refuses_leave_the_old_ones_and_hold_it(robot, i
         robot.send_frame()
         time.sleep(0.03)
     assert all(is_hold(robot, command) for command in robot.commands[before:])
-    node.reconfigure(build({"policy.max_instruction_length": 100}, node.config))
+    node.reconfigure(build({"policy.instruction": "wave"}, node.config))
     robot.until(lambda: not is_hold(robot, robot.commands[-1]), robot.send_frame)
-    assert node.config.policy.max_instruction_length == 100
+    assert node.config.policy.instruction == "wave"
 
 
 @pytest.mark.causes("thread_died")

@@ -16,22 +16,28 @@ from vla_ros.record.bag import BagWriter
 from vla_ros.record.recorder import Recorder
 from vla_ros.record.ring import Ring
 from vla_ros.record.selection import Selection
-from vla_ros.record.topics import Recorded, Topic
+from vla_ros.record.topics import EVENT_QOS, Recorded, Topic
 from vla_ros.telemetry.diagnostics import ERROR, OK
 from vla_ros_lab.replay.bag import Bag
 
 TOPIC = Topic("/a", "std_msgs/msg/String")
+EVENTS = Topic("/events", "std_msgs/msg/String", EVENT_QOS)
 CDR = b"\0\1\0\0\2\0\0\0a\0"
 
 
 class Recording:
     """A recorder that gets a message every 20 ms."""
 
-    def __init__(self, graph: Graph, folder: Path) -> None:
-        self.ring, self.sent = Ring.create(1 << 20, [TOPIC.name]), 0
-        options = RecordConfig(what="all", folder=str(folder))
-        self.recorder = Recorder(graph, "/vla_policy", options, [TOPIC], self.ring)
+    def __init__(self, graph: Graph, folder: Path, what: str = "all") -> None:
+        self.ring, self.sent = Ring.create(1 << 20, [TOPIC.name, EVENTS.name]), 0
+        options = RecordConfig(what=what, folder=str(folder))
+        self.recorder = Recorder(graph, "/vla_policy", options, [TOPIC, EVENTS], self.ring)
         self._graph = graph
+
+    def say(self, text: bytes) -> None:
+        """Publish a text as an event."""
+        now, size = time.time_ns(), len(text) + 1
+        self.ring.write([Recorded(now, now, EVENTS.name, b"\0\1\0\0" + size.to_bytes(4, "little") + text + b"\0")])
 
     def until(self, ready: Callable[[], bool], seconds: float = 20.0) -> None:
         end = time.monotonic() + seconds
@@ -56,13 +62,13 @@ class Recording:
 
 
 @pytest.fixture
-def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Recording]]:
+def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Recording]]:
     tag = f"<Tag>vla_ros_test_{os.getpid()}_{time.time_ns()}</Tag>"
     monkeypatch.setenv("CYCLONEDDS_URI", f"<CycloneDDS><Domain><Discovery>{tag}</Discovery></Domain></CycloneDDS>")
     begun: list[Recording] = []
 
-    def begin() -> Recording:
-        begun.append(Recording(graph, tmp_path))
+    def begin(what: str = "all") -> Recording:
+        begun.append(Recording(graph, tmp_path, what))
         return begun[-1]
 
     with open_graph("dds") as graph:
@@ -155,3 +161,20 @@ def test_whatever_the_thread_that_writes_raises_is_a_reason_and_it_goes_on(
     each.begin_another()
     before = int(each.values()["messages"])
     each.until(lambda: each.recorder.report.level != ERROR and int(each.values()["messages"]) > before + 10)
+
+
+@pytest.mark.parametrize(
+    "what", ["damaged", b"\xff", b"5", b"[1]", b'"a"', b"[" * 100_000, b'{"event": ["episode_start"]}']
+)
+def test_whatever_is_published_as_an_event_the_recorder_goes_on(
+    recording: Callable[..., Recording], what: bytes | str, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun = recording("episodes")
+    if isinstance(what, bytes):
+        begun.say(what)
+    else:
+        begun.ring.write([Recorded(1, 1, EVENTS.name, b"\0\1\0\0\xff\xff\xff\x7f")])
+    begun.say(b'{"event": "episode_start"}')
+    begun.until(lambda: int(begun.values()["messages"]) > 10)
+    assert begun.recorder.report.level == OK
+    assert not [each.message for each in caplog.records if each.levelname == "ERROR"]

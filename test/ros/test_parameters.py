@@ -89,15 +89,15 @@ def test_every_option_is_a_parameter_with_its_default_description_and_range(robo
     for name, default in flatten(Config()).items():
         (value,) = get(robot, name)
         assert (list(value) if isinstance(default, list) else value) == default, name
-    names = ["control.rate_hz", "policy.max_instruction_length", "camera.topics", "limits.workspace_low"]
+    names = ["control.rate_hz", "timeouts.frozen_frames", "camera.topics", "limits.workspace_low"]
     request = DescribeParameters.Request(names=names)
-    rate, length, topics, box = robot.call(
+    rate, frames, topics, box = robot.call(
         DescribeParameters, "/vla_policy/describe_parameters", request
     ).descriptors
     assert rate.description.startswith("Maximum rate of steps")
     assert (rate.floating_point_range[0].from_value, rate.floating_point_range[0].to_value) == (-1.0, 1000.0)
     assert "may change while running" in rate.additional_constraints
-    assert length.integer_range[0].to_value == 2000
+    assert frames.integer_range[0].to_value == 10000
     assert "set it before configure" in topics.additional_constraints
     assert topics.type == Parameter.Type.STRING_ARRAY.value
     assert box.type == Parameter.Type.DOUBLE_ARRAY.value, "an empty list has a type all the same"
@@ -177,7 +177,7 @@ def test_an_instruction_parameter_reaches_the_policy(robot, policy) -> None:
         ("limits.max_joint_stp:=0.1", "did you mean 'limits.max_joint_step'?"),
         ("control.rate_hz:=fast", "control.rate_hz: "),
         ("control.output:=twist", "control.output: found 'twist' (str), expected one of joint_state"),
-        ("policy.max_instruction_lenth:=9", "did you mean 'policy.max_instruction_length'?"),
+        ("policy.instructon:='pick'", "did you mean 'policy.instruction'?"),
         ("camera.keys:=[a, b]", "camera.keys: found 2 keys for 1 camera.topics"),
     ],
 )

@@ -39,7 +39,7 @@ def test_a_goal_of_the_command_line_runs_and_succeeds(robot, node, program) -> N
     success.publish(Bool(data=True))
     goal.wait_for("Goal finished with status: SUCCEEDED")
     assert "success: true" in goal.output
-    assert "message: true on topics.success" in goal.output
+    assert "message: true on ~/success" in goal.output
 
 
 def test_ctrl_c_cancels_the_goal_and_the_arm_holds(robot, node, program) -> None:

@@ -16,9 +16,9 @@ from rosbags.highlevel import AnyReader
 from test.command import VLA_ROS, vla_ros
 from vla_ros.cli.main import main
 from vla_ros.config import Config, PolicyConfig, load
+from vla_ros.config.checkpoints import folder_of
 from vla_ros.errors import ConfigError, MissingDependencyError, VlaRosError
 from vla_ros.execution.source import PolicySource
-from vla_ros.policies.base import folder_of
 from vla_ros.vision.decode import decode_image
 from vla_ros_lab.sim import process
 from vla_ros_lab.sim.arguments import parse, plan_demo

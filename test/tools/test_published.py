@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
 
 from tools import published
-from vla_ros.policies.base import folder_of
+from vla_ros.config.checkpoints import folder_of
 
 ROOT = Path(__file__).parents[2]
 SMOLVLA = ROOT / "test" / "data" / "smolvla"

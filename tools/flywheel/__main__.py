@@ -26,8 +26,8 @@ from typing import Any
 
 from tools.flywheel.collect import JOURNAL, KINDS
 from tools.flywheel.table import compare, markdown
+from vla_ros.config.checkpoints import folder_of
 from vla_ros.errors import VlaRosError
-from vla_ros.policies.base import folder_of
 from vla_ros_models.checkpoint_files import read_json
 
 _CHOICE, _SCENES = 2_000_000, 1_000_000  # first seeds of the scenes that choose the place, and of the table

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.config import Config
+from vla_ros.config import Config, node_topics
 from vla_ros.control.command import Command, to_message
 from vla_ros.control.mode import PERSON, Mode
 from vla_ros.errors import VlaRosError
@@ -84,7 +84,7 @@ class Session(SimulatedTime):
 
     def _begin(self, seed: int) -> Episode:
         episode = super()._begin(seed)
-        self._write(live_name(self._topics.instruction), self._text(self._instruction))
+        self._write(live_name(node_topics.INSTRUCTION), self._text(self._instruction))
         self._height, self._best, self._since = float(self._place[2]), np.inf, 0.0
         self._command = dict(zip(self._world.joint_names, self._world.joint_positions().tolist(), strict=True))
         self._hand = self._commanded()
@@ -176,7 +176,7 @@ class Session(SimulatedTime):
             self._write(own.command, to_message(command, own.output, self._types.message))
 
     def _on_event(self, content: dict[str, Any]) -> None:
-        self._write(live_name(self._topics.event), self._text(json.dumps(content)))
+        self._write(live_name(node_topics.EVENT), self._text(json.dumps(content)))
 
     def _joint_state(self, state: JointState) -> Any:
         command = Command(state.names, state.positions, state.stamp)

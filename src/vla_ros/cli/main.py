@@ -64,6 +64,7 @@ def _run(name: str, command: SubCommand, arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog=f"vla-ros {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.set_defaults(command=name)
     module.add_arguments(parser)
     return int(module.run(parser.parse_args(arguments)))
 

@@ -1,9 +1,8 @@
 """How near a robot's bodies come to each other and to obstacles along a motion, and whether that is allowed.
 
 Spheres around all pieces find the pairs that may be near, for all samples of the motion at once; the distance of
-those is that of the convex pieces (GJK and EPA). If no point of one body moves further than s relative to the other
-from one sample with the distance d to another one, that one has at least d - s, so that few samples need a query;
-between two neighbours with the distances d and e, the bodies are never nearer than (d + e - s) / 2.
+those is that of the convex pieces (GJK and EPA). :mod:`~vla_ros.collision.bounds`
+says why few samples need a query.
 """
 
 import math
@@ -13,14 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from vla_ros.collision.bounds import CURVED, MOST_SAMPLES, least_between, moves, samples_of
 from vla_ros.collision.query import Query, Solids
 from vla_ros.collision.shapes import library
 from vla_ros.collision.world import World, named
 from vla_ros.types import FloatArray, IntArray
 
-_STEP = 0.05  # m; samples are so dense that nothing moves further between two of them
-_MOST = 128  # samples of a motion
-_CURVED = 1.02  # a path is longer than its chord
 _BETWEEN = 0.5  # of the hold distance, below which nothing comes between two samples
 _FINE = 0.001  # m; motions that are not divided further
 _LARGE = 0.15  # m, radius of a box's sphere
@@ -31,8 +28,6 @@ _ESCAPE = 25  # samples of a motion out of a collision, at least
 _DENSER = 10  # times as many as of any other motion, up to the most
 _CHUNK = 500  # samples
 _ALL, _NONE = slice(None), np.zeros(0, np.int64)
-_PARTS = np.tile(_CURVED**2 * np.array([[1.0, 0], [1, 0], [1, 0], [0, 1]]), (3, 1))  # turn and shift of a place
-_BOTH = np.ones(2)
 _Two = tuple[float, float]
 
 
@@ -119,30 +114,44 @@ class Checker:
         self._limits = dict[Margins, tuple[list[float], list[float], FloatArray]]()
 
     def check(
-        self, path: FloatArray, margins: Margins, closed: Collection[str] = (), others: FloatArray | None = None
+        self,
+        path: FloatArray,
+        margins: Margins,
+        closed: Collection[str] = (),
+        others: FloatArray | None = None,
+        beside: FloatArray | None = None,
     ) -> Clearance:
         """Check the motion through ``path`` [W, J]; ``closed`` names the arms whose gripper is closed.
 
         Between two samples, a distance may be smaller than was found, down to half of the hold distance. ``others``
         [D, W, J] are motions that may take the place of ``path``, in order, with all between neighbours: they do
-        not slow, but forbid, what comes too near; between their samples, bodies do not touch.
+        not slow, but forbid, what comes too near; between their samples, bodies do not touch. Each motion of
+        ``beside`` [D, W, J] is checked as ``path`` is, and may begin elsewhere.
         """
         if not len(self._pair):
             return Clearance(math.inf, ("", ""))
-        idle, sweep = self._idle(closed), _Sweep(self, *_sampled(path, self.world.reach))
+        idle, sweep = self._idle(closed), _Sweep(self, *samples_of(path, self.world.reach))
         found = sweep.find(margins, idle)
+        for way in beside if beside is not None else ():
+            if not found.forbidden and (rows := self._near(sweep, way - path, margins)).size:
+                other = _Sweep(self, *samples_of(way, self.world.reach)).find(margins, idle, rows)
+                found = other if other.forbidden or other.share < found.share else found
         if others is None or found.forbidden:
             return found
         never = replace(margins, slow=margins.hold)
-        spread = (np.abs(others - path).max(axis=0) @ self._levers).max(axis=0)
-        rows = np.flatnonzero(sweep.room() - spread < self.limits(never)[2])
+        rows = self._near(sweep, np.abs(others - path).max(axis=0), never)
         if not rows.size:
             return found
         # There with one, back with the next, and along where they end.
         there = [way[:: (-1) ** number] for number, way in enumerate(others)]
         way = np.concatenate([*there, others[::-1, -1], others[:, -2]])
-        other = _Sweep(self, *_sampled(way, self.world.reach)).find(never, idle, rows)
+        other = _Sweep(self, *samples_of(way, self.world.reach)).find(never, idle, rows)
         return other if other.forbidden else found
+
+    def _near(self, sweep: "_Sweep", apart: FloatArray, margins: Margins) -> IntArray:
+        """Return the rows that may come near on a way with waypoints ``apart`` [W, J] from those of ``sweep``."""
+        spread = (np.abs(apart) @ self._levers).max(axis=0)
+        return np.flatnonzero(sweep.room() - spread < self.limits(margins)[2])
 
     def nearest(self, q: FloatArray, closed: Collection[str] = ()) -> Clearance:
         """Return the smallest distance at positions ``q`` [J]."""
@@ -205,12 +214,12 @@ class _Sweep:
         rows = rows[least[rows].argsort()]  # what is found for the first rows of a pair spares queries of others
         columns = rows if among is _ALL else np.searchsorted(among, rows)
         seen, bounds = self._relative(rows), lower.T[columns]
-        moved = _distances(seen[:, 1:] - seen[:, :-1])
+        moved = moves(seen[:, 1:] - seen[:, :-1])
         self._seen = least, rows, bounds, moved
         passed = np.zeros_like(bounds)
         np.cumsum(moved, axis=1, out=passed[:, 1:])
         starts, found, used = dict[int, float](), dict[int, float](), dict[int, list[int]]()
-        for number in np.flatnonzero(_between(bounds, moved) < slow[rows]).tolist():
+        for number in np.flatnonzero(least_between(bounds, moved) < slow[rows]).tolist():
             row = int(rows[number])
             pair = checker._rows[2][row]
             known, limits = (starts.get(pair, math.inf), found.get(pair, math.inf)), (holds[pair], slows[pair])
@@ -242,7 +251,7 @@ class _Sweep:
     def room(self) -> FloatArray:
         """Return how near the rows [N] come at most along the motion, by what :meth:`find` found."""
         least, rows, bounds, moved = self._seen
-        least[rows] = _between(bounds, moved)
+        least[rows] = least_between(bounds, moved)
         return least
 
     def _search(
@@ -261,7 +270,7 @@ class _Sweep:
             if at not in asked:
                 asked[at] = self.distance(row, at)
                 change = places - places[at]
-                change = np.abs(change, out=change) if change.ndim == 1 else _distances(change)
+                change = np.abs(change, out=change) if change.ndim == 1 else moves(change)
                 np.maximum(bounds, asked[at] - change, out=bounds)
             return asked[at]
 
@@ -285,7 +294,7 @@ class _Sweep:
     def _not_escaping(self, below: Mapping[int, list[int]]) -> int | None:
         """Return None if the motion brings none of these pairs nearer and one of them apart; else a pair."""
         count = len(self._samples)
-        at = np.linspace(0, count - 1, max(_ESCAPE, min(_MOST, _DENSER * count), count))
+        at = np.linspace(0, count - 1, max(_ESCAPE, min(MOST_SAMPLES, _DENSER * count), count))
         dense = [np.interp(at, np.arange(count), column) for column in self._samples.T]
         fine, apart = _Sweep(self._c, np.stack(dense, axis=1)), False
         for pair, rows in below.items():
@@ -333,7 +342,7 @@ class _Sweep:
         return found
 
     def _relative(self, rows: IntArray) -> FloatArray:
-        """Return the first pieces' places relative to the second ones, [R, K, 12], for :func:`_distances`."""
+        """Return the first pieces' places relative to the second ones, [R, K, 12], for :func:`moves`."""
         first, second = self._at[self._c._first[rows]], self._at[self._c._second[rows]]
         first[..., 3] -= second[..., 3]
         seen: FloatArray = second[..., :3, :3].swapaxes(2, 3) @ first[..., :3, :]
@@ -346,7 +355,7 @@ class _Sweep:
         if here + there - moved >= floor or moved < _FINE:
             return min(here, there)
         middle = 0.5 * (a + b)
-        found, half = (middle, self.distance(row, middle)), 0.5 * moved * _CURVED
+        found, half = (middle, self.distance(row, middle)), 0.5 * moved * CURVED
         return min(self._inside(row, start, found, half, floor), self._inside(row, found, end, half, floor))
 
     def distance(self, row: int, at: float) -> float:
@@ -362,28 +371,3 @@ class _Sweep:
             turns, points = self._extra[at][..., :3, :3], self._extra[at][..., :3, 3]
             whole = 0
         return self._query.distance(a, b, at, whole, turns, points)
-
-
-def _between(bounds: FloatArray, moved: FloatArray) -> FloatArray:
-    """Return the smallest distances [R] along a motion, from those at its samples [R, K]."""
-    if bounds.shape[1] == 1:
-        return bounds[:, 0]
-    found: FloatArray = 0.5 * (bounds[:, 1:] + bounds[:, :-1] - moved).min(axis=1)
-    return found
-
-
-def _distances(change: FloatArray) -> FloatArray:
-    """Return how far points move at most, m, by a ``change`` of their places [..., 12]."""
-    found: FloatArray = np.sqrt(change * change @ _PARTS) @ _BOTH  # faster than sums
-    return found
-
-
-def _sampled(path: FloatArray, reach: FloatArray) -> tuple[FloatArray, float]:
-    """Return samples [K, J] of the motion through ``path`` [W, J], and the largest step of a body, m."""
-    steps = path[1:] - path[:-1]
-    lengths: list[float] = (np.abs(steps) @ reach).tolist()
-    step = max(_STEP, sum(lengths) / _MOST)
-    counts = [math.ceil(length / step) for length in lengths]
-    part = [number for number, count in enumerate(counts) for _ in range(count)]
-    share = np.array([each / count for count in counts for each in range(1, count + 1)])
-    return np.concatenate([path[:1], path[part] + share[:, None] * steps[part]]), step

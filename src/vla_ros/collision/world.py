@@ -78,7 +78,8 @@ def make_world(config: Config, arms: Mapping[str, Kinematics]) -> World | None:
     for palm, fingers in hands.values():
         own = [body.name for body in bodies if body.frame in (palm, *fingers)]
         why |= {named(*pair): "parts of a hand" for pair in combinations(own, 2)}
-    bodies = _with_tips(bodies, config.collision.fingertips, {f for _, fingers in hands.values() for f in fingers})
+    tips = {frame for _, fingers in hands.values() for frame in fingers}
+    bodies = [replace(body, is_tip=body.frame in tips) for body in bodies]
     commanded = {
         joints[arm.name][name]
         for arm in known
@@ -197,16 +198,6 @@ def _hand(tree: Tree, arm: Sequence[int]) -> tuple[int, set[int]]:
     """Return the frame of the palm, which the last joint of an arm moves, and the frames beyond it."""
     palm = 1 + max(arm, key=lambda joint: len(tree.ancestors(joint + 1)))
     return palm, {frame for frame in range(1, len(tree.names) + 1) if palm - 1 in tree.ancestors(frame)[1:]}
-
-
-def _with_tips(bodies: Sequence[Body], chosen: Sequence[str], fingers: Collection[int]) -> list[Body]:
-    """Mark the fingertips: the ``chosen`` links, or what moves with the frames ``fingers``."""
-    names = [body.name for body in bodies]
-    for name in chosen:
-        if name not in names:
-            hint = did_you_mean(name, names)
-            raise ConfigError(f"collision.fingertips: found '{name}', which is no link with geometry{hint}")
-    return [replace(body, is_tip=body.name in chosen if chosen else body.frame in fingers) for body in bodies]
 
 
 def _pairs(world: World, start: int) -> Iterator[tuple[int, int]]:

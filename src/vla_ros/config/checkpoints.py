@@ -1,18 +1,22 @@
 """Finds the policy that runs a checkpoint: what ``policy.name`` means if it is :data:`AUTO`, the default."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vla_ros.config.options import AUTO
-from vla_ros.config.registry import available, claims, options_class, refined
+from vla_ros.config.registry import available, claims, module_of, options_class, refined
 from vla_ros.errors import CheckpointError, ConfigError, MissingDependencyError, lfs_pointer
 from vla_ros.files import read_json_value
 
 SHIPPED = {"demo": "openvla", "demo-pi": "pi"}
 """Checkpoints that come with the package: maps ``policy.checkpoint`` to ``policy.name``."""
 
-_CONFIG = "config.json"
+_CONFIG, _ADAPTER = "config.json", "adapter_config.json"
+ADAPTER_FILE, LORA_FOLDER = "adapter_model.safetensors", "lora_adapter"
+WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 _TELLING = ("type", "model_type", "architectures", "action_horizon")
 _EXPECTED = (
     "'type' with 'input_features' (LeRobot), 'model_type' openvla or Gr00tN1d7, or 'action_horizon' (openpi's "
@@ -37,7 +41,7 @@ def identify(checkpoint: str, base: str = "") -> Identified:
     folder = Path(checkpoint).expanduser()
     if not folder.is_dir():
         raise CheckpointError(no_folder(folder))
-    path = next((place / _CONFIG for place in _places(folder, base) if (place / _CONFIG).is_file()), None)
+    path = next(_configs(folder, base), None)
     if path is None:
         raise CheckpointError(f"policy.checkpoint: {folder} has no {_CONFIG}{_other_layout(folder)}")
     config = _read(path)
@@ -54,7 +58,9 @@ def identify(checkpoint: str, base: str = "") -> Identified:
             f"policy.name: {' and '.join(best)} can both run {folder} ({path} has {said}); set policy.name "
             "to one of them"
         )
-    name = refined(best[0], folder)
+    name = best[0]
+    for place in _places(folder, base):
+        name = refined(name, place)
     key, value = next(iter(said.items()))
     return Identified(name, f"{path} has {key} {value!r}")
 
@@ -117,10 +123,77 @@ def checkpoint_options_of(name: str) -> Any:
         return None
 
 
-def _places(folder: Path, base: str) -> Iterator[Path]:
-    yield folder
+def folder_of(name: str) -> Path:
+    """Return the folder of a checkpoint in :data:`SHIPPED`; it was trained on the simulated table."""
+    package = find_spec(module_of(SHIPPED[name]))
+    return Path(str(package and package.origin)).resolve().with_name("demo_checkpoint")
+
+
+def adapter_folder(folder: Path) -> Path | None:
+    """Return the folder of a PEFT adapter, ``lora_adapter`` (OpenVLA-OFT's) or ``folder``; None without."""
+    places = (folder / LORA_FOLDER, folder)
+    return next((place for place in places if (place / ADAPTER_FILE).is_file()), None)
+
+
+def base_folder(folder: Path, base: str | Path = "") -> Path | None:
+    """Return the folder of the base model into which a folder's adapter is merged; None if there is none to merge.
+
+    ``base`` is ``policy.base``. If empty, the adapter's ``base_model_name_or_path`` counts if it is a folder with
+    weights, relative to the adapter or, as in peft, to the working directory. Weights beside ``lora_adapter`` are
+    merged already, as OpenVLA-OFT saves them. Raises CheckpointError if the base model is no folder here, or if
+    nothing says whether weights beside an adapter are merged.
+    """
     if base:
-        yield Path(base).expanduser()
+        chosen = folder_of(str(base)) if str(base) in SHIPPED else Path(base).expanduser()
+        if not chosen.is_dir():
+            raise CheckpointError(
+                f"policy.base: {chosen} is no folder; name the folder of the adapter's base model"
+            )
+        return chosen
+    adapter, own = adapter_folder(folder), _has_weights(folder)
+    if adapter is None or (adapter != folder and own):
+        return None
+    name = base_name(adapter)
+    places = (adapter / name, Path(name).expanduser()) if name else ()
+    found = next((place for place in places if _has_weights(place)), None)
+    if own and (found is None or found.resolve() != folder.resolve()):
+        raise CheckpointError(
+            f"{folder}: found weights and the adapter {ADAPTER_FILE} in one folder; if the weights are the base "
+            f"model's, set policy.base to this folder, and if they are merged, move {ADAPTER_FILE} elsewhere"
+        )
+    if found is None:
+        raise CheckpointError(f"{folder}: found {_adapter_alone(name)}")
+    return found
+
+
+def _adapter_alone(name: str) -> str:
+    return (
+        "a LoRA adapter; set policy.base (vla-ros convert: --base) to the folder of its base model: "
+        f"adapter_config.json names {f'{name}, which is no folder with weights here' if name else 'none'}"
+    )
+
+
+def base_name(adapter: Path) -> str:
+    """Return the base model that ``adapter_config.json`` names; "" if it names none."""
+    path = adapter / _ADAPTER
+    return str(_read(path).get("base_model_name_or_path") or "") if path.is_file() else ""
+
+
+def config_folder(folder: Path, base: str | Path = "") -> Path:
+    """Return the folder of ``config.json`` and what belongs to it: the checkpoint's, else its base model's."""
+    return folder if (folder / _CONFIG).is_file() else base_folder(folder, base) or folder
+
+
+def _has_weights(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in WEIGHT_FILES)
+
+
+def _places(folder: Path, base: str) -> Iterator[Path]:
+    """Yield the folder and its base model's; what is wrong with the latter, the policy says, unless it is set."""
+    yield folder
+    with suppress(*() if base else (CheckpointError,)):
+        if (found := base_folder(folder, base)) is not None:
+            yield found
 
 
 def _configs(folder: Path, base: str) -> Iterator[Path]:
@@ -144,12 +217,12 @@ def _other_layout(folder: Path) -> str:
     nested = [folder / name for name in ("pretrained_model", "checkpoints/last/pretrained_model")]
     if here := next((place for place in nested if (place / _CONFIG).is_file()), None):
         return f": LeRobot's training output; set policy.checkpoint to {here}"
-    if (adapter := folder / "adapter_config.json").is_file():
+    if (adapter := (adapter_folder(folder) or folder) / _ADAPTER).is_file():
         if "peft_type" not in (found := _read(adapter)):
             return (
                 f": its adapter_config.json has {sorted(found)[:8]} and no peft_type, so it is no adapter of peft's"
             )
-        return ": a LoRA adapter; set policy.base to the folder of the model that its adapter_config.json names"
+        return f": {_adapter_alone(base_name(adapter.parent))}"
     if (folder / "params").is_dir():
         return ": openpi's JAX format (params/); convert it with openpi's examples/convert_jax_model_to_pytorch.py"
     if (folder / "assets").is_dir():

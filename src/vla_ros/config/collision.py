@@ -88,9 +88,6 @@ class CollisionConfig:
         1,
         live=True,
     )
-    fingertips: tuple[str, ...] = option(
-        (), "Links to which support_distance applies; empty: those that joints after the arm's last one move"
-    )
     srdf: str = option(
         "", "SRDF whose disable_collisions name the pairs that are not checked; empty: found by sampling at start"
     )

@@ -5,7 +5,7 @@ from dataclasses import fields
 
 from vla_ros.config.collision import FORM, SIZES
 from vla_ros.config.control import ARM_OUTPUTS, VELOCITY_OUTPUTS
-from vla_ros.config.options import option_of
+from vla_ros.config.options import LONGEST_INSTRUCTION, option_of
 from vla_ros.config.sections import GRIPPER_ACTIONS, STATE_TOPIC_TYPES
 from vla_ros.config.takeover import BUTTONS, DIRECTIONS
 from vla_ros.config.tree import OF_AN_ARM, ArmConfig, Config
@@ -69,10 +69,8 @@ def _of_control(config: Config) -> Iterator[str]:
         yield f"{found} node.clock inputs, where no time passes between steps; set command_rate_hz to 0"
     if control.command_rate_hz and control.rate_hz == 0:
         yield f"{found} control.rate_hz 0, so the length of a step is unknown; set rate_hz"
-    length = len(policy.instruction)
-    if length > policy.max_instruction_length:
-        limit = f"policy.max_instruction_length is {policy.max_instruction_length}"
-        yield f"policy.instruction: found {length} characters, {limit}"
+    if (length := len(policy.instruction)) > LONGEST_INSTRUCTION:
+        yield f"policy.instruction: found {length} characters, expected at most {LONGEST_INSTRUCTION}"
 
 
 def _of_topics(config: Config) -> Iterator[str]:

@@ -22,6 +22,7 @@ from vla_ros.config.contradictions import contradictions
 from vla_ros.config.files import dump_yaml, parse_yaml, preset_values, read_file
 from vla_ros.config.options import AUTO, Option, PolicyConfig, option_of
 from vla_ros.config.registry import options_class, owners
+from vla_ros.config.removed import REMOVED
 from vla_ros.config.tree import OF_AN_ARM, Config
 from vla_ros.errors import CheckpointError, ConfigError, did_you_mean
 
@@ -210,6 +211,8 @@ def unknown_option(name: str, config: Config, value: Any = "") -> str:
             f"{name}: belongs to the ROS node and is not an option; remove it from the file and set it with "
             f"--ros-args -p {name}:=..."
         )
+    if name in REMOVED:
+        return f"{name}: removed; {REMOVED[name]}"
     section, _, leaf = name.rpartition(".")
     of, now = owners(leaf) if section == "policy" else [], config.policy.name
     if of and leaf == "checkpoint":

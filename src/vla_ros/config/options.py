@@ -36,6 +36,10 @@ AUTO = "auto"
 """The default of ``policy.name``: the policy that claims ``policy.checkpoint``."""
 
 
+LONGEST_INSTRUCTION = 500
+"""Characters; longer instructions are refused."""
+
+
 @dataclass(frozen=True)
 class PolicyConfig:
     """The policy to run, and the options of all policies; a policy with further options extends this class."""
@@ -44,10 +48,7 @@ class PolicyConfig:
         AUTO,
         "Name of the policy's entry point (group vla_ros.policies); auto: the one that policy.checkpoint needs",
     )
-    instruction: str = option("", "Instruction to follow until one arrives on topics.instruction", live=True)
-    max_instruction_length: int = option(
-        500, "Maximum length of an instruction; longer ones are refused", unit="characters", low=1, high=2000
-    )
+    instruction: str = option("", "Instruction to follow until one arrives on ~/instruction", live=True)
 
 
 @dataclass(frozen=True)

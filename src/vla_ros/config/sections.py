@@ -232,14 +232,15 @@ class LimitsConfig:
     )
     following_error: float = option(
         0.5,
-        "Largest distance of a commanded position from the measured one; an arm that is further away is held",
+        "Largest distance of a commanded position from the measured one; an arm that is further away is held. "
+        "State more than twice what the arm sags: it moves again only once it keeps its position to half of this",
         "rad",
-        0.01,
+        0.04,
         6.4,
         live=True,
     )
     following_error_prismatic: float = option(
-        0.15, "The same for prismatic joints of the URDF", "m", 0.001, 10, live=True
+        0.15, "The same for prismatic joints of the URDF", "m", 0.006, 10, live=True
     )
     velocity_scale: float = option(
         1.0, "Share of the URDF's joint velocity limits that may be used", low=0, high=1, live=True
@@ -302,10 +303,9 @@ class TimeoutsConfig:
 
 @dataclass(frozen=True)
 class TopicsConfig:
-    """Names on the ROS 2 graph; ~ is the node's own name. Remaps apply as usual."""
+    """Names on the ROS 2 graph that belong to a robot; the node's own are in :mod:`vla_ros.config.node_topics`."""
 
     joint_states: str = option("/joint_states", "In: sensor_msgs/JointState of the robot")
-    instruction: str = option("~/instruction", "In: std_msgs/String, RELIABLE, TRANSIENT_LOCAL")
     command: str = option("/arm/joint_command", "Out: the command, RELIABLE, KEEP_LAST(1)")
     gripper: str = option("", "Out: the fingers, if they have a driver of their own; empty: in topics.command")
     command_shared_with: tuple[str, ...] = option(
@@ -316,30 +316,7 @@ class TopicsConfig:
     servo: str = option(
         "", "MoveIt Servo's service that selects twist commands (/servo_node/switch_command_type); empty: none"
     )
-    action: str = option("~/action", "Out: std_msgs/Float64MultiArray, the action before limits and kinematics")
-    person_action: str = option(
-        "~/person_action", "Out: std_msgs/Float64MultiArray, the action of a person who corrects, before limits"
-    )
-    label: str = option("~/label", "In: std_msgs/String that ends the episode: success, failure, discard or end")
-    event: str = option(
-        "~/event", "Out: std_msgs/String, JSON at each change of source, episode, label, instruction or reasons"
-    )
-    leader_target: str = option(
-        "~/leader_target", "Out: sensor_msgs/JointState to which a leader arm with motors goes before it is used"
-    )
     stop: str = option("~/stop", "In: std_msgs/Bool; true stops the arm until a reset")
-    success: str = option("~/success", "In: std_msgs/Bool; true ends a goal of ~/run_policy with success")
-    heartbeat: str = option("~/heartbeat", "In: std_msgs/Empty; required if timeouts.heartbeat is not 0")
-    diagnostics: str = option("/diagnostics", "Out: diagnostic_msgs/DiagnosticArray, once a second")
-    status: str = option(
-        "~/status", "Out: std_msgs/String with state and reasons as JSON at each change, TRANSIENT_LOCAL"
-    )
-    collision: str = option(
-        "~/collision", "Out: visualization_msgs/MarkerArray of what collision.check sees, while anyone subscribes"
-    )
-    debug_image: str = option(
-        "~/debug_image", "Out: sensor_msgs/Image with the policy's image and action, while anyone subscribes"
-    )
 
 
 @dataclass(frozen=True)

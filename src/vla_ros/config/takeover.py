@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from vla_ros.config.options import option
 from vla_ros.config.sections import NUMBER, Gauge, read_gauge
 
+PERSON_RATE_HZ = 50.0
+"""Rate of a person's steps, Hz."""
 INPUTS = ("none", "leader", "joy", "twist", "twist_stamped", "pose")
 DIRECTIONS = ("x", "y", "z", "roll", "pitch", "yaw")
 BUTTONS = ("deadman", "correct", "pause", "resume", "success", "failure", "discard", "open", "close", "reach")
@@ -60,7 +62,6 @@ class TakeoverConfig:
     axes: tuple[str, ...] = option(
         (), f"Axes of the Joy, as DIRECTION = INDEX [* SCALE], of {', '.join(DIRECTIONS)}; 1 is the largest speed"
     )
-    deadzone: float = option(0.1, "Axes of the Joy nearer to 0 than this are 0", low=0, high=0.9)
     frame: str = option("base", "Axes in which joy moves the tip", choices=("base", "tip"))
     arm: str = option("", "Which of several arms joy, twist and pose move; empty: the first")
     linear_speed: float = option(0.1, "Speed of the tip at 1 on an axis of joy", "m/s", 0, 10, live=True)
@@ -69,7 +70,6 @@ class TakeoverConfig:
         1.0, "Largest joint speed of a person's commands, besides all other limits", "rad/s or m/s", 0.001, 100,
         live=True,
     )  # fmt: skip
-    rate_hz: float = option(50.0, "Rate of a person's steps", "Hz", 5, 1000)
     tolerance: float = option(
         0.1,
         "A leader arm moves the arm once each of its joints is this near to the arm's",

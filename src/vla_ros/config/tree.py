@@ -4,6 +4,7 @@ The name of an option is ``section.field``. The policy ``policy.name`` declares 
 arms (``robot.arms``), each arm has its own section.
 """
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -105,10 +106,26 @@ class Config:
 
 
 class LiveConfig:
-    """Holds the current tree of options; one thread replaces the tree, any thread may read it.
+    """Holds the current tree of options, which any thread may read or replace.
 
     A step reads :attr:`current` once. Trees are immutable, so no step sees a partial change.
     """
 
     def __init__(self, config: Config) -> None:
-        self.current = config
+        self._current, self._lock = config, threading.Lock()
+
+    @property
+    def current(self) -> Config:
+        """The tree; assign another one to change options."""
+        return self._current
+
+    @current.setter
+    def current(self, config: Config) -> None:
+        with self._lock:
+            self._current = config
+
+    def give_up(self, refused: Config, kept: Config) -> None:
+        """Return from a tree that cannot be applied to ``kept``, unless it was replaced meanwhile."""
+        with self._lock:
+            if self._current is refused:
+                self._current = kept

@@ -19,8 +19,8 @@ from vla_ros.control.command import Command
 from vla_ros.control.envelope import Envelope, limit_pose, twist_between
 from vla_ros.control.following import Following
 from vla_ros.control.gripper import Gripper, fastest
-from vla_ros.control.limits import Violation, slower
-from vla_ros.control.measured import MeasuredArm, held_fingers, joint_speeds, position_of
+from vla_ros.control.limits import Violation, brake, slower
+from vla_ros.control.measured import MeasuredArm, held_fingers, joint_speeds, position_of, sags
 from vla_ros.control.motion import JointMotion, TipMotion, check_fit, make_motion
 from vla_ros.control.reasons import Refused
 from vla_ros.errors import ConfigError
@@ -64,8 +64,7 @@ class ArmController:
         name: str = "arm",
     ) -> None:
         self.name, self._section = name, "robot" if name == "arm" else name
-        self._kinematics = kinematics
-        self.counters: Counter[str] = Counter()
+        self._kinematics, self.counters = kinematics, Counter[str]()
         arm = next(each for each in config.arms if each.name == name)
         self.joint_names = kinematics.joint_names if kinematics else arm.robot.joint_names
         grippers = [each for each in columns if each[0].quantity == "gripper"]
@@ -90,8 +89,7 @@ class ArmController:
         """Apply changed options, and keep the last command."""
         arm = next(each for each in config.arms if each.name == self.name)
         self.joint_speeds = joint_speeds(arm, self.joint_names, self._kinematics)
-        self._gripper.config = arm.gripper
-        self._gripper.fastest = fastest(arm, self._kinematics)
+        self._gripper.config, self._gripper.fastest = arm.gripper, fastest(arm, self._kinematics)
         self._arm, self._control = arm, config.control
         self._sends_velocities = arm.output in VELOCITY_OUTPUTS
         self._sends_joint_velocities = self._sends_velocities and arm.output != "twist_stamped"
@@ -125,7 +123,7 @@ class ArmController:
 
     def restart(self) -> None:
         """Begin the next command at rest, at the measured position; keep the grip and the counters."""
-        self._following = Following(self.joint_names)
+        self._following = Following(self.joint_names, sags(self.joint_names, self._kinematics))
         self._rest()
 
     def _rest(self) -> None:
@@ -196,6 +194,8 @@ class ArmController:
             start = self._measured.positions(at_frame)
         self._following.begin_step(origin, measured, self._envelope, tip=self._from_measured)
         target = self._target(numbers, start, measured, dt)
+        if self._motion.quantity in ("joint_position", "tip_position"):
+            target = brake(target, origin, self._envelope.joints.acceleration, dt)
         positions, violations, wrong = self._envelope.limit(target, measured, origin, self._speed, dt)
         if wrong is not None and isinstance(self._motion, TipMotion):
             self.counters["tip_shortened"] += 1  # the policy's target was within the limits

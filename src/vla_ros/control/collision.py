@@ -1,7 +1,8 @@
 """Decides whether commands may be sent: no body comes too near another one, until the arms can stop.
 
 The motion that is checked leads from the measured positions to the commanded ones, goes on until a velocity
-expires, and ends where every joint has stopped with ``collision.deceleration``.
+expires, and ends where every joint has stopped with ``collision.deceleration``. If an arm is not where it was last
+commanded to be, two more are: from the last command, and from where the arm is by as much as the command moves.
 """
 
 import math
@@ -25,6 +26,8 @@ from vla_ros.types import FloatArray, IntArray, JointState
 _HALF = 0.5  # opening below which a gripper is closed
 _DAMPINGS = np.geomspace(1e-3, 2e-2, 7)  # of servos; near singularities they move the joints differently
 _PERIOD = 0.01  # s, of a servo
+_SAME = 1e-6  # rad or m
+_HANGS = 1.0  # s; what reads the scene comes back ten times a second
 
 
 def checked_world(config: Config, kinematics: Mapping[str, Kinematics]) -> World | None:
@@ -67,6 +70,7 @@ class CollisionCheck:
         last: What was found for the last command, or None before the first.
         closest: The nearest two bodies at the last :meth:`look`, or None before the first.
         steady: The steady clock, s; by default that of the system.
+        scene_silent: Returns for how many seconds nobody has read the scene or ended obstacles; assign it.
 
     Raises:
         ConfigError: The geometry or the options cannot be used; the text names the file or the option.
@@ -78,6 +82,7 @@ class CollisionCheck:
         self.last: Clearance | None = None
         self.closest: Clearance | None = None
         self.steady: Callable[[], float] = time.monotonic
+        self.scene_silent: Callable[[], float] = lambda: 0.0
         self._columns: dict[tuple[str, tuple[str, ...]], tuple[IntArray, IntArray]] = {}
         self._speeds: dict[str, FloatArray] = {}  # of each arm's joints, at the last command
         self.scene: tuple[Body, ...] = ()
@@ -129,6 +134,8 @@ class CollisionCheck:
         if options.scene_required and late > options.scene_timeout:
             old = f"{late:.2g} s old" if math.isfinite(late) else "none has arrived"
             raise Refused(Reason.SCENE_STALE, f"{options.scene}: {old}, allowed {options.scene_timeout:g} s")
+        if (silent := self.scene_silent()) > _HANGS:
+            raise Refused(Reason.SCENE_STALE, f"{options.scene}: its thread has not come back for {silent:.2g} s")
         if self._unknown:
             raise Refused(Reason.COLLISION_SCENE, self._unknown)
         self._unseen -= {arm for arm, state in joints.items() if state is not None}
@@ -136,18 +143,20 @@ class CollisionCheck:
             unseen = ", ".join(sorted(self._unseen))
             raise Refused(Reason.JOINT_STATE_STALE, f"{unseen}: no joint state yet, so it cannot be kept clear of")
         ways, closed = self.ways(commands, joints)
-        self.last = found = self.clearance(ways, closed)
+        self.last = found = self.clearance(ways, closed, self._beside(commands, ways[0]))
         if (refused := refusal(found)) is not None:
             raise refused
         return found.share
 
-    def clearance(self, ways: FloatArray, closed: Sequence[str] = ()) -> Clearance:
+    def clearance(
+        self, ways: FloatArray, closed: Sequence[str] = (), beside: FloatArray | None = None
+    ) -> Clearance:
         """Check motions through waypoints [D, W, J] of which the arms make one, supposedly that in the middle.
 
-        ``closed`` are the arms whose grippers are closed.
+        ``closed`` are the arms whose grippers are closed, ``beside`` further motions (:meth:`Checker.check`).
         """
         others = ways if len(ways) > 1 else None
-        return self.checker.check(ways[len(ways) // 2], self._margins, closed, others)
+        return self.checker.check(ways[len(ways) // 2], self._margins, closed, others, beside)
 
     def ways(
         self, commands: Sequence[Command], joints: Mapping[str, JointState | None]
@@ -198,6 +207,26 @@ class CollisionCheck:
             return np.concatenate([way, self._stopped(way[:, -1:], speeds[:, -1:])], axis=1)
         early, late = (self._braked(way[:, at], speeds[:, at - 1 : at + 1]) for at in (first, first + more))
         return np.concatenate([way[:, : first + 1], early, way[:, first:], late[:, :-1]], axis=1)
+
+    def _beside(self, commands: Sequence[Command], way: FloatArray) -> FloatArray | None:
+        """Return the ways [2, W, J] of arms that are not where they were commanded to be, or None if all are.
+
+        ``way`` leads from the measured positions to the goals, which an arm that was late reaches. One that has
+        caught up goes there from its last command, and one that sags goes on beside it, from where it is.
+        """
+        assert self.world is not None
+        behind = np.zeros(way.shape[1])
+        for command in commands:
+            if command.arm in self.world.joints and not (command.hold or command.moves_on):
+                origin = command.arm_positions - command.velocity * command.duration
+                at = self._at[command.arm]
+                behind[at] = origin - way[0, at]
+        if np.abs(behind).max() < _SAME:
+            return None
+        ways = np.stack([way, way])
+        ways[0, 0] += behind
+        ways[1, 1:] -= behind
+        return self.world.tree.follow(ways)
 
     def _braked(self, q: FloatArray, speeds: FloatArray) -> FloatArray:
         """Return ways [D, 4, J] to rest from ``q`` [D, J], and back; a servo's last speed is one of two."""

@@ -11,7 +11,6 @@ import numpy as np
 
 from vla_ros.config import LimitsConfig
 from vla_ros.control.envelope import Envelope, shorten_for_tip
-from vla_ros.control.measured import SAG
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.kinematics.rotations import rotation_angle
 from vla_ros.types import FloatArray
@@ -33,10 +32,11 @@ class Following:
 
     Args:
         names: The arm's N joints.
+        sags: How far each joint may be from the held position without having been moved, [N].
     """
 
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self._names = names
+    def __init__(self, names: tuple[str, ...], sags: FloatArray) -> None:
+        self._names, self._sags = names, sags
         self.held: FloatArray | None = None  # [N], the position that the arm holds, or held and has not left since
         self._sag = np.zeros(len(names))  # [N], where the arm was from its last command, if that was ordinary
         self._seen = 0, np.zeros(len(names))  # the newest joint state: its stamp, ns, and positions [N]
@@ -70,7 +70,7 @@ class Following:
 
     def sent(self, positions: FloatArray) -> None:
         """Record a command [N]; one that leads away from the held position ends the hold."""
-        if self.held is not None and np.any(np.abs(positions - self.held) > SAG):
+        if self.held is not None and np.any(np.abs(positions - self.held) > self._sags):
             self.held = None
 
     @staticmethod
@@ -164,7 +164,7 @@ class Following:
         if self.held is None:
             return True
         away, low, high = measured - self.held, np.minimum(self._sag, 0.0), np.maximum(self._sag, 0.0)
-        return bool(np.any((away < low - SAG) | (away > high + SAG)))
+        return bool(np.any((away < low - self._sags) | (away > high + self._sags)))
 
     def _refused(self, wanted: FloatArray, measured: FloatArray, allowed: FloatArray, what: str) -> Refused:
         error = np.abs(wanted - measured)

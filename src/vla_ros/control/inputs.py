@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from vla_ros.config.options import LONGEST_INSTRUCTION
 from vla_ros.control.clock import Clock
 from vla_ros.control.joints import together
 from vla_ros.types import JointState
@@ -100,13 +101,12 @@ class Inputs:
             self._history.clear()
 
 
-def why_refused(instruction: str, longest: int) -> str:
-    """Return why an instruction is refused, or ""; ``longest`` is its maximum number of characters."""
+def why_refused(instruction: str) -> str:
+    """Return why an instruction is refused, or ""."""
     if not instruction:
         return "empty instruction ignored: the previous one remains in force"
-    if len(instruction) > longest:
-        found = f"instruction of {len(instruction)} characters"
-        return f"{found} refused, policy.max_instruction_length is {longest}"
+    if len(instruction) > LONGEST_INSTRUCTION:
+        return f"instruction of {len(instruction)} characters refused, expected at most {LONGEST_INSTRUCTION}"
     for character in instruction:
         if unicodedata.category(character) == "Cc":  # a terminal that shows the log would obey it
             return f"instruction with control character U+{ord(character):04X} refused, expected one line"

@@ -19,6 +19,10 @@ from vla_ros.types import FloatArray, JointState
 _SECOND = 1_000_000_000
 _SETTLE = 0.1  # s; after an impossible jump, a joint is used again if it stays at the new position for this long
 _FAR = 0.5  # rad or m; a longer jump of an armed robot is not used however long it lasts
+_STOOD = (
+    0.1  # rad or m; a joint that is no further from where it was before a silence, or with another driver, stood
+)
+_FORGOTTEN, _MOST = 4, 256  # timeouts after which a source may be forgotten, if so many joints are remembered
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,15 @@ class _Joint:
     stamped: bool
     seen: int  # nanoseconds of the steady clock
     published: float  # Suspension.note_arrival
+
+
+@dataclass
+class _Run:
+    """What one source says of a joint, without a silence; nanoseconds of the steady clock."""
+
+    since: int
+    heard: int
+    agrees: bool = False  # with those before
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +82,7 @@ class JointStateMerger:
         self._known: dict[str, _Joint] = {}
         self._unbelieved = ""
         self._believed: dict[str, float] = {}  # the last position of each needed joint that was used
+        self._runs: dict[tuple[DataSource, str], _Run] = {}  # by source and joint
         self._keeps = False
 
     def forget(self) -> None:
@@ -76,6 +90,7 @@ class JointStateMerger:
         with self._lock:
             self._known.clear()
             self._believed.clear()
+            self._runs.clear()
             self._continuity.clear()
             self._sources = DataSources(self._sources.settle)
 
@@ -117,9 +132,9 @@ class JointStateMerger:
 
         Returns:
             None if the message measures no needed joint, and all are known or other arms share the topic; or if it
-            is not believed: a joint is where it cannot have moved to (:attr:`unbelieved`). A message that names a
-            needed joint twice, or has more or fewer positions than names, is returned unchanged; it is refused
-            later.
+            is not believed: a joint is where it cannot have moved to (:attr:`unbelieved`), or it is the first of an
+            armed robot, with which others must agree for 0.1 s. A message that names a needed joint twice, or has
+            more or fewer positions than names, is returned unchanged; it is refused later.
         """
         named = [name for name in message.names if name in self._needed]
         concerns = self._needed.intersection(named)
@@ -135,10 +150,11 @@ class JointStateMerger:
                 _padded(message.velocities, message),
                 _padded(message.efforts, message),
             )
-            concerns, wrong = self._followed(message, concerns, stamp, steady, timeout, publisher)
-            if wrong:
+            used, wrong = self._followed(message, concerns, stamp, steady, timeout, publisher)
+            if used is None:
                 self._unbelieved = wrong
                 return None
+            concerns = used
             self._unbelieved = "" if concerns else self._unbelieved
             for name, position, velocity, effort in zip(message.names, *numbers, strict=False):
                 if (self._own and name not in self._own) or (name in self._needed and name not in concerns):
@@ -170,8 +186,8 @@ class JointStateMerger:
         steady: int,
         timeout: float,
         publisher: bytes,
-    ) -> tuple[frozenset[str], str]:
-        """Return the joints of ``concerns`` for which the message is used, and why it is not believed, or ""."""
+    ) -> tuple[frozenset[str] | None, str]:
+        """Return the joints of ``concerns`` for which the message is used, or None and why it is not believed."""
         if not concerns:
             return concerns, ""
         positions = dict(zip(message.names, message.positions.tolist(), strict=True))
@@ -189,17 +205,44 @@ class JointStateMerger:
         jumps = {name: abs(positions[name] - self._believed[name]) for name in concerns & self._believed.keys()}
         far = self._keeps and max(jumps.values(), default=0.0) > _FAR
         self._sources.settle = math.inf if far else _SETTLE
-        used = [name for name in sorted(concerns) if self._sources.follows(name, source, steady, timeout)]
-        if len(used) == len(concerns) or source.kind in kinds or not kinds:
+        moved = {name: jumps.get(name) for name in concerns}
+        agrees = self._agrees(source, moved, steady, timeout, far and not kinds)
+        used = [name for name in sorted(concerns) if self._sources.follows(name, source, steady, timeout, agrees)]
+        if agrees and (len(used) == len(concerns) or source.kind in kinds or not kinds):
             self._believed |= {name: positions[name] for name in used}
             return frozenset(used), ""
-        worst = max(jumps, key=jumps.__getitem__, default=min(concerns))
+        if not jumps:
+            return None, ""
+        worst = max(jumps, key=jumps.__getitem__)
         until = "; disarm to use it where it is" if far else ""
-        before = f", from {self._believed[worst]:.4g}" if worst in jumps else ""
-        return frozenset(), (
-            f"joint '{worst}' jumps to {positions[worst]:.4g}{before}, faster than it can move "
-            f"({self.speeds.get(worst, math.inf):.3g} rad/s or m/s){until}"
+        return None, (
+            f"joint '{worst}' jumps to {positions[worst]:.4g}, from {self._believed[worst]:.4g}, faster than it "
+            f"can move ({self.speeds.get(worst, math.inf):.3g} rad/s or m/s){until}"
         )
+
+    def _agrees(
+        self, source: DataSource, jumps: Mapping[str, float | None], steady: int, timeout: float, never: bool
+    ) -> bool:
+        """Return True if a message agrees with others: a first one, also after a silence, is no better than a jump.
+
+        ``jumps`` says how far each of its joints is from where it was believed to be, or None. It agrees with that,
+        or with those before it for 0.1 s, unless ``never``. While nothing is armed, the very first one is used.
+        """
+        silence = timeout * _SECOND
+        if len(self._runs) > _MOST:
+            self._runs = {
+                each: run for each, run in self._runs.items() if steady - run.heard <= _FORGOTTEN * silence
+            }
+        agrees = True
+        for name, jump in jumps.items():
+            run = self._runs.setdefault((source, name), _Run(steady, steady))
+            if run.agrees and steady - run.heard > silence:
+                run.since, run.agrees = steady, False
+            run.heard = steady
+            run.agrees |= not self._keeps if jump is None else jump <= _STOOD
+            run.agrees |= name not in self.speeds or (steady - run.since >= _SETTLE * _SECOND and not never)
+            agrees &= run.agrees
+        return agrees
 
 
 def together(states: Iterable[JointState]) -> JointState | None:

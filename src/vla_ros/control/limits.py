@@ -68,6 +68,19 @@ class JointLimits:
         return cls(names, inner_low, inner_high, speed, acceleration, config.max_joint_step, lead)
 
 
+def brake(target: FloatArray, origin: FloatArray, acceleration: float, dt: float) -> FloatArray:
+    """Return the end of a step from ``origin`` to a ``target`` [N] at which all joints can still stop.
+
+    A joint that moves ``dt`` seconds with v, and then decelerates, goes v dt + v^2 / (2 ``acceleration``) further.
+    Without this, commands pass a target by turns on either side, perhaps for ever.
+    """
+    far = float(np.abs(target - origin).max(initial=0.0))
+    if math.isinf(acceleration) or far == 0.0:
+        return target
+    speed = acceleration * (math.sqrt(dt**2 + 2.0 * far / acceleration) - dt)
+    return origin + min(1.0, speed * dt / far) * (target - origin)
+
+
 def limit_length(vector: FloatArray, limit: float) -> tuple[FloatArray, bool]:
     """Shorten ``vector`` to the length ``limit`` if necessary; also return True if it was shortened."""
     values = vector.tolist()

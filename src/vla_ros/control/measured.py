@@ -14,8 +14,11 @@ from vla_ros.types import FloatArray, IntArray, JointState
 _BELIEVABLE = 0.1  # rad or m; a measurement further outside the joint's limits is an error
 # Outputs whose drivers refuse a message that lacks a joint.
 _WHOLE = ("float64_multi_array", "joint_trajectory", "joint_group_command")
-SAG = 0.02
-"""Rad or m; an arm that is further from the held position was moved, unless it is known to sag more."""
+SAG, SAG_PRISMATIC = 0.02, 0.003
+"""Rad and m; a joint that is further from the held position was moved, unless it is known to sag more.
+
+Gears and links give way by about a degree. The belts, racks and spindles of linear axes do by up to 2 mm.
+"""
 
 
 def joint_speeds(arm: ArmConfig, names: Sequence[str], kinematics: Kinematics | None) -> dict[str, float]:
@@ -61,6 +64,12 @@ def unstated(arm: ArmConfig, names: Sequence[str], kinematics: Kinematics | None
         if still:
             found.append(f"{', '.join(still)} cannot move: its lowest and highest position in the URDF are equal")
     return "; ".join(found)
+
+
+def sags(names: Sequence[str], kinematics: Kinematics | None) -> FloatArray:
+    """Return :data:`SAG` or :data:`SAG_PRISMATIC` of each joint, [N]; without a URDF, all joints turn."""
+    slides = np.zeros(len(names), bool) if kinematics is None else kinematics.is_prismatic
+    return np.where(slides, SAG_PRISMATIC, SAG)
 
 
 class MeasuredArm:

@@ -71,15 +71,18 @@ class DataSources:
         self._lock = threading.Lock()
         self._subjects: dict[str, _Subject] = {}
 
-    def follows(self, subject: str, source: DataSource, steady: int, patience: float) -> bool:
+    def follows(self, subject: str, source: DataSource, steady: int, patience: float, agrees: bool = True) -> bool:
         """Record a message; return True if its source is the one to follow.
 
         ``subject`` is what the message measures (a joint, a camera). Another publisher is followed once the first
-        has been silent for ``patience`` seconds. ``steady`` is the time of arrival, nanoseconds of a steady clock.
+        has been silent for ``patience`` seconds, and its messages agree (``agrees``). ``steady`` is the time of
+        arrival, nanoseconds of a steady clock.
         """
         with self._lock:
             known = self._subjects.setdefault(subject, _Subject())
             _notice(known, subject, source, steady)
+            if not agrees:
+                return False
             before = known.followed
             if before is not None and before != source:
                 other = before.publisher != source.publisher

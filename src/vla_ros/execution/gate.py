@@ -133,6 +133,7 @@ class DriverGate(CommandGate):
         super().__init__(context, outputs.prepare, controller)
         self._suspension = context.suspension
         self._outputs, self._watch, self._poll = outputs, watch, poll
+        outputs.write_failed = self.write_failed
         self._due: frozenset[str] = frozenset()  # arms to which a hold is due
         self._measured = tuple(arm.name for arm in controller.arms if arm.joint_names)
         self._reopened = -math.inf  # when the process resumed from the last suspension that is over

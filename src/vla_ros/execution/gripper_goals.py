@@ -6,6 +6,7 @@ from typing import Any
 from vla_ros.config import ArmConfig
 from vla_ros.control.command import Command
 from vla_ros.control.reasons import Reason
+from vla_ros.errors import WriteError
 from vla_ros.execution.context import Context
 from vla_ros.graph.wiring import Wiring
 
@@ -29,12 +30,15 @@ class GripperGoals:
 
     Goals are sent on the thread that spins, so that no gripper delays the arm. A failed goal is reported as
     ``gripper_failed`` and sent again after a second if it is still wanted. A gripper that stalls has gripped
-    something; its goal has not failed.
+    something; its goal has not failed. ``write_failed`` is called, within ``safety.sending()``, with the error of a
+    goal that the middleware does not take.
     """
 
-    def __init__(self, context: Context, wiring: Wiring, arm: ArmConfig) -> None:
+    def __init__(
+        self, context: Context, wiring: Wiring, arm: ArmConfig, write_failed: Callable[[WriteError], object]
+    ) -> None:
         self._gripper, name = arm.gripper, arm.gripper_topic
-        self._context, self._make = context, wiring.graph
+        self._context, self._make, self._write_failed = context, wiring.graph, write_failed
         self._clients = {
             end: wiring.action_client(kind, name + end) for end, kind in ACTION_TYPES[self._gripper.output].items()
         }
@@ -65,7 +69,11 @@ class GripperGoals:
             if not allowed:  # the target is from before the stop
                 self._wanted = None
                 return
-            answer = self._clients[end].send_goal_async(goal)
+            try:
+                answer = self._clients[end].send_goal_async(goal)
+            except Exception as error:  # of the middleware
+                self._write_failed(WriteError(f"{self.name}{end}: {error}"))
+                return
         self._number += 1
         self._sent, self._due = float(wanted.positions[0]), self._due or now + config.timeouts.gripper
         answer.add_done_callback(self._guarded(self._number, self._on_answer))

@@ -27,19 +27,23 @@ _STARTS_NOW = (
 
 
 class Outputs:
-    """Publishes commands; ``gids`` maps each resolved command topic to its publisher's id in discovery."""
+    """Publishes commands; ``gids`` maps each resolved command topic to its publisher's id in discovery.
+
+    ``write_failed`` is called with the error of what is sent later, a gripper's goal; assign it.
+    """
 
     def __init__(self, context: Context, wiring: Wiring) -> None:
         self._context = context
         self._make, self._serialize = wiring.graph.message, wiring.graph.serialize
         self._publishers: dict[str, Any] = {}
         self._goals: dict[str, GripperGoals] = {}  # by the action's name
+        self.write_failed: Callable[[WriteError], object] = lambda _: None
         self.gids: dict[str, bytes] = {}
         self._arms = {arm.name: arm for arm in context.options.current.arms}  # their topics are not live options
         for arm in self._arms.values():
             for topic, output in ((arm.command, arm.output), (arm.gripper_topic, arm.gripper.output)):
                 if topic and output in GRIPPER_ACTIONS:
-                    self._goals[topic] = GripperGoals(context, wiring, arm)
+                    self._goals[topic] = GripperGoals(context, wiring, arm, lambda error: self.write_failed(error))
                     self.gids[wiring.node.resolve_topic_name(topic)] = b""  # no publisher, but claimed, too
                 elif topic and topic not in self._publishers:
                     publisher, gid = wiring.publisher_and_gid(message_type(output), topic, "command")

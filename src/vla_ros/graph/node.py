@@ -181,6 +181,9 @@ class Backend:
     A VlaRosError is that of a message, and is only logged.
     """
 
+    lost_checks: str = ""
+    """The checks that are lost with this way to receive messages, and why; "" if none is."""
+
     subscribe_raw: Callable[[Any, Any, str, Callable[[Any, Origin], None], Any], RawSubscription]
     """``(node, msg_type, topic, callback, qos_profile)``: passes each message's CDR bytes and its origin.
 

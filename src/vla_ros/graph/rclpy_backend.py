@@ -25,11 +25,11 @@ from rclpy.task import Future
 from rclpy.utilities import get_rmw_implementation_identifier
 
 from vla_ros.errors import ConfigError, VlaRosError, printable
+from vla_ros.graph import rclpy_frames, rclpy_public
 from vla_ros.graph.cdr import check_lengths
 from vla_ros.graph.names import rcl_reach
 from vla_ros.graph.node import ABORTED, CANCELED, SUCCEEDED, Backend, Graph
 from vla_ros.graph.qos import profile
-from vla_ros.graph.rclpy_frames import subscribe_raw
 from vla_ros.process import keep_freed_memory
 
 _SEVERITIES = {
@@ -55,7 +55,9 @@ class RclpyBackend(Backend):
         self.create_steady_timer = partial(Node.create_timer, clock=steady)
         self.create_action_client = ActionClient
         self.create_action_server = create_action_server
-        self.subscribe_raw = subscribe_raw
+        reason = rclpy_frames.why_not(os.environ)
+        self.lost_checks = f"{reason}: {rclpy_public.LOST_CHECKS}" if reason else ""
+        self.subscribe_raw = rclpy_public.subscribe_public if reason else rclpy_frames.subscribe_raw
 
 
 def _deserialize(cdr: Any, msg_type: Any) -> Any:

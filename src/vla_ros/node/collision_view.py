@@ -7,6 +7,7 @@ import numpy as np
 
 from vla_ros.collision.geometry import Body
 from vla_ros.collision.tree import transform
+from vla_ros.config import node_topics
 from vla_ros.control.collision import CollisionCheck
 from vla_ros.execution.context import Context
 from vla_ros.graph.wiring import Wiring
@@ -31,7 +32,7 @@ class CollisionView:
         links = check.world.links.items()
         roots = (name for name, (frame, place) in links if not frame and np.allclose(place, _HERE))
         self._frame = next(roots, "world")
-        self._publisher = wiring.teller(MARKERS, context.options.current.topics.collision, "diagnostics")
+        self._publisher = wiring.teller(MARKERS, node_topics.COLLISION, "diagnostics")
 
     def show(self) -> None:
         if not self._publisher.get_subscription_count():

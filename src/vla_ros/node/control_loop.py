@@ -213,8 +213,7 @@ class ControlLoop:
     def _keep_options(self, refused: Config, error: Exception) -> None:
         """Return to the options that every part has applied; the policy holds until it accepts others."""
         self._config, self._unconfigured = self._accepted, True
-        if self._context.options.current is refused:
-            self._context.options.current = self._accepted
+        self._context.options.give_up(refused, self._accepted)
         self._configure()
         self._unconfigured = False
         name = "" if isinstance(error, VlaRosError) else f"{type(error).__name__}: "

@@ -132,7 +132,7 @@ class Observer:
         instruction is missing or stale.
         """
         if not inputs.instruction:
-            raise Refused(Reason.NO_INSTRUCTION, "set policy.instruction or publish on topics.instruction")
+            raise Refused(Reason.NO_INSTRUCTION, "set policy.instruction or publish on ~/instruction")
         raw: dict[str, RawImage] = {}
         for key, index in self._binding.cameras.items():
             data = frames[index]

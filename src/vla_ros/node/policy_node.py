@@ -7,7 +7,7 @@ holds, ``cleanup`` frees. `vla-ros run` and the rclpy lifecycle node both call t
 from functools import partial
 from typing import Any
 
-from vla_ros.config import Config, LiveConfig
+from vla_ros.config import Config, LiveConfig, node_topics
 from vla_ros.config.control import ENVIRONMENT
 from vla_ros.contract.binding import state_message_type, with_rate
 from vla_ros.control.clock import Clock
@@ -234,7 +234,7 @@ class PolicyNode:
         An instruction that is too long, empty or has control characters is ignored.
         """
         text = instruction.strip()
-        refused = why_refused(text, self.config.policy.max_instruction_length)
+        refused = why_refused(text)
         if refused:
             return False, refused
         return True, f"instruction: {text}" if self._set_instruction(text) else ""
@@ -314,9 +314,9 @@ class PolicyNode:
             wiring.subscribe_from(
                 state_message_type(each.type), each.topic, partial(states.state_topic, each.name), "state"
             )
-        wiring.subscribe("std_msgs/msg/String", topics.instruction, self._on_instruction, "instruction")
+        wiring.subscribe("std_msgs/msg/String", node_topics.INSTRUCTION, self._on_instruction, "instruction")
         wiring.subscribe("std_msgs/msg/Bool", topics.stop, self._on_stop, "request")
-        wiring.subscribe("std_msgs/msg/Empty", topics.heartbeat, self._on_heartbeat, "state")
+        wiring.subscribe("std_msgs/msg/Empty", node_topics.HEARTBEAT, self._on_heartbeat, "state")
         image = IMAGE_TYPES[config.camera.transport]
         for index, topic in enumerate(config.camera.topics):
             wiring.subscribe_raw(image, topic, partial(receiver.receive, index), "camera")

@@ -185,7 +185,8 @@ class StateReceiver:
 
     def joints(self, topic: str, message: Any, origin: Origin = _UNKNOWN) -> None:
         now, published = self._context.clock.now(), self._context.suspension.note_arrival(*origin)
-        timeout = self._context.options.current.timeouts.joint_state
+        config = self._context.options.current
+        timeout = config.timeouts.joint_state
         joints, stamp = joint_state_of(message, now.ros), stamp_of(message)
         if not stamp and topic not in self._unstamped:
             self._unstamped.add(topic)
@@ -198,7 +199,9 @@ class StateReceiver:
                 self._look_for_fingers(arm, joints, now.steady)
             states = self._joint_states[arm]
             states.speeds = self._arms[arm].joint_speeds
-            states.keep_trajectory(self._context.safety.state is not State.DISARMED)
+            # A simulation in lockstep waits for a command after its first joint state, which is as true as others.
+            armed = self._context.safety.state is not State.DISARMED
+            states.keep_trajectory(armed and config.node.clock != "inputs")
             whole = states.add(joints, stamp, now.steady, timeout, origin.publisher, published)
             if whole is not None:
                 self.accept(whole.joints, whole.stamp, arm, whole.published)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from vla_ros.config import node_topics
 from vla_ros.control.reasons import Reason
 from vla_ros.control.safety import State
 from vla_ros.errors import VlaRosError
@@ -28,7 +29,7 @@ class RunPolicy:
     """Runs one goal at a time: sets its prompt as the instruction and clears it when the goal ends.
 
     A goal does not arm: if the arm is disarmed or stopped, the goal is aborted with the reason. It succeeds when
-    ``topics.success`` becomes true; it is aborted by a stop, by disarming, by another instruction, and after
+    ``~/success`` becomes true; it is aborted by a stop, by disarming, by another instruction, and after
     ``timeouts.run``. When it ends, the arm holds (``no_instruction``) unless another instruction has replaced it.
     """
 
@@ -46,7 +47,7 @@ class RunPolicy:
         kind = wiring.graph.action(_TYPE)
         self._make_result, self._make_feedback = kind.Result, kind.Feedback
         wiring.action_server(_TYPE, "~/run_policy", self._accept, self._start, self._cancel)
-        wiring.subscribe("std_msgs/msg/Bool", context.options.current.topics.success, self._on_success, "request")
+        wiring.subscribe("std_msgs/msg/Bool", node_topics.SUCCESS, self._on_success, "request")
         wiring.timer(_PERIOD, self._look)
         wiring.on_close(self._close)
 
@@ -74,7 +75,7 @@ class RunPolicy:
 
     def _on_success(self, message: Any) -> None:
         if message.data and self._goal is not None:
-            self._end(SUCCEEDED, "true on topics.success")
+            self._end(SUCCEEDED, f"true on {node_topics.SUCCESS}")
 
     def _close(self) -> None:
         if self._goal is not None:

@@ -117,6 +117,10 @@ class SceneTopic:
         self._check.set_scene([each.body for each in kept.values()], age=None)
         self._say_what_is_unknown()
 
+    def watch(self, silent: Callable[[], float]) -> None:
+        """Let the arm hold while the thread that calls :meth:`refresh` has been ``silent`` for too long, s."""
+        self._check.scene_silent = silent
+
     def competing(self) -> CompetingSources | None:
         """Return the publisher that is followed and another one, while there are two."""
         return self._publisher.competing(self._check.steady())
@@ -141,6 +145,7 @@ class SceneQueue:
         self._waiting = deque[tuple[bytes, Origin, float]]()
         wiring.on_close(topic.close)
         self._thread = BesideThread(context, wiring, "vla_scene", _PERIOD, self.work)
+        topic.watch(lambda: self._thread.silent)
         wiring.subscribe_raw(MARKERS, topic.name, self.receive, "joint_states")  # a second publisher is heard
 
     def receive(self, cdr: Any, origin: Origin = _UNKNOWN) -> None:

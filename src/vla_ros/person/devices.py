@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vla_ros.config.takeover import TakeoverConfig
+from vla_ros.config.takeover import PERSON_RATE_HZ, TakeoverConfig
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.kinematics.rotations import Pose, read_rotation, rotation_angle, write_rotation
 from vla_ros.types import FloatArray
@@ -20,6 +20,7 @@ QUATERNION = "quaternion_xyzw"
 _MEMORY = 2.0  # s; another publisher counts for this long after its last message
 _HAND = 8.0  # rad/s or m/s; a faster leader arm has jumped
 _STROKE = 2.0  # per second, how fast the buttons open and close the gripper
+_DEADZONE = 0.1  # axes of the Joy nearer to 0 than this are 0
 _GRIP = 0.1  # the leader's gripper moves the gripper once their openings are this near to each other
 
 
@@ -257,7 +258,7 @@ class VelocityInput:
         if np.any(velocity) and same > config.frozen_after:
             detail = f"{followed.topic}: the same motion for {same:.3g} s (takeover.frozen_after)"
             raise Refused(Reason.PERSON_FROZEN, detail)
-        step: FloatArray = velocity / config.rate_hz
+        step: FloatArray = velocity / PERSON_RATE_HZ
         return step
 
     @staticmethod
@@ -268,7 +269,7 @@ class VelocityInput:
                 found = f"{config.joy} has {len(axes)} axes, expected number {axis.index} for {axis.direction}"
                 raise Refused(Reason.PERSON_INVALID, found)
             value = min(max(float(axes[axis.index]), -1.0), 1.0)
-            beyond = max(abs(value) - config.deadzone, 0.0) / (1.0 - config.deadzone)
+            beyond = max(abs(value) - _DEADZONE, 0.0) / (1.0 - _DEADZONE)
             shares[axis.direction] += math.copysign(beyond * axis.scale, value * axis.scale) if beyond else 0.0
         speeds = [config.linear_speed] * 3 + [config.angular_speed] * 3
         return np.array(
@@ -326,4 +327,4 @@ def read_quaternion(numbers: FloatArray, topic: str) -> FloatArray:
 def move_gripper(opening: float, buttons: Buttons, now: float, config: TakeoverConfig) -> float:
     """Return the opening after the buttons open and close were held for a step."""
     way = buttons.is_pressed("open", now, config) - buttons.is_pressed("close", now, config)
-    return min(max(opening + way * _STROKE / config.rate_hz, 0.0), 1.0)
+    return min(max(opening + way * _STROKE / PERSON_RATE_HZ, 0.0), 1.0)

@@ -9,7 +9,7 @@ import numpy as np
 
 from vla_ros.config import ArmConfig, Config, LiveConfig
 from vla_ros.config.control import ENVIRONMENT
-from vla_ros.config.takeover import LeaderJoint
+from vla_ros.config.takeover import PERSON_RATE_HZ, LeaderJoint
 from vla_ros.contract.components import Component
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.contract.state import Arm
@@ -231,12 +231,12 @@ def person_config(config: Config) -> Config:
     Limits of a step of the tip hold for the policy's step; a person's, which is shorter, gets its share.
     """
     control, limits, takeover = config.control, config.limits, config.takeover
-    share = min(1.0, max(control.rate_hz, 1.0) / takeover.rate_hz)
+    share = min(1.0, max(control.rate_hz, 1.0) / PERSON_RATE_HZ)
     speeds = (limits.max_joint_velocity or math.inf, takeover.max_joint_speed)
     return replace(
         config,
         control=replace(
-            control, rate_hz=takeover.rate_hz, delta_from="commanded", delta_form="step", clip="none",
+            control, rate_hz=PERSON_RATE_HZ, delta_from="commanded", delta_form="step", clip="none",
             rotation="rotation_vector", translation_scale=1.0, rotation_scale=1.0,
             delta_frame=takeover.frame if takeover.input == "joy" else "base", schedule="sync", execute_steps=0,
         ),

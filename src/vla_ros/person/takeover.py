@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_ros.config import node_topics
 from vla_ros.control.command import Command, to_message
 from vla_ros.control.mode import NOBODY, Mode
 from vla_ros.control.safety import Event, State
@@ -25,12 +26,14 @@ class Takeover:
 
     def __init__(self, context: Context, wiring: Wiring, source: PersonSource | None) -> None:
         self._context, self._source, self._wiring = context, source, wiring
-        topics, takeover = context.options.current.topics, context.options.current.takeover
-        self._event = wiring.teller("std_msgs/msg/String", topics.event, "event")
+        takeover = context.options.current.takeover
+        self._event = wiring.teller("std_msgs/msg/String", node_topics.EVENT, "event")
         self._episodes = Episodes(context, self._publish)
         wiring.service("std_srvs/srv/SetBool", "~/takeover", self._on_takeover)
         wiring.service("std_srvs/srv/Trigger", "~/pause", self._on_pause)
-        wiring.subscribe("std_msgs/msg/String", topics.label, lambda message: self._label(message.data), "request")
+        wiring.subscribe(
+            "std_msgs/msg/String", node_topics.LABEL, lambda message: self._label(message.data), "request"
+        )
         wiring.on_close(self._episodes.close)
         self._target = None
         if source is None:
@@ -41,7 +44,7 @@ class Takeover:
             hear = partial(self._on_input, followed, reader)
             wiring.subscribe_from(kind, topic, hear, "joint_states")  # a second publisher must be heard as well
         if source.input == "leader":
-            self._target = wiring.teller("sensor_msgs/msg/JointState", topics.leader_target, "state_publisher")
+            self._target = wiring.teller("sensor_msgs/msg/JointState", node_topics.LEADER_TARGET, "state_publisher")
 
     def request(self, mode: Mode) -> tuple[bool, str]:
         """Hand the arm over; return whether that succeeded, and a sentence for the caller."""

@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -177,12 +176,6 @@ def create(config: Config) -> Policy:
     name = chosen(name, checkpoint, getattr(config.policy, "base", ""))
     policy: Policy = registry.make_policy(name, config)
     return policy
-
-
-def folder_of(name: str) -> Path:
-    """Return the folder of a checkpoint in :data:`SHIPPED`; it was trained on the simulated table."""
-    package = find_spec(registry.module_of(SHIPPED[name]))
-    return Path(str(package and package.origin)).resolve().with_name("demo_checkpoint")
 
 
 def policy_of(checkpoint: str | Path) -> str:

@@ -14,6 +14,11 @@ class NetworkOptions(PolicyConfig):
         "Folder of the checkpoint (config.json, safetensors, tokenizer), or the name of one that comes with the "
         "package: demo, demo-pi",
     )
+    base: str = option(
+        "",
+        "Folder of the base model into which the checkpoint's adapter (PEFT) is merged; empty: the one that "
+        "adapter_config.json names, if it is a folder here",
+    )
     device: str = option("auto", "Where the model runs: auto, cpu, cuda or cuda:N")
     dtype: str = option(
         "auto",

@@ -1,6 +1,5 @@
 """The recorder: a node that gets what another node receives and sends, and a thread that writes it."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -21,7 +20,7 @@ from vla_ros.graph.wiring import Wiring
 from vla_ros.record.bag import BagWriter, repair, unfinished
 from vla_ros.record.ring import Ring
 from vla_ros.record.selection import Mark, Selection
-from vla_ros.record.topics import EVENT, LATCHED, Recorded, Topic, recorder_name
+from vla_ros.record.topics import EVENT_QOS, LATCHED, Recorded, Topic, recorder_name
 from vla_ros.telemetry.diagnostics import ERROR, OK, WARN, PartStatus, diagnostic_array
 
 _PERIOD = 0.1  # s between writes: a killed process loses the messages of two periods at most
@@ -158,11 +157,12 @@ class Recorder:
         self._selection = Selection(options, [topic.name for topic in topics if topic.qos in LATCHED])
         self._bags = BagFolder(Path(options.folder), topics, self._logger)
         self._lock = threading.Lock()  # of the selection
-        self._events = {topic.name for topic in topics if topic.qos == EVENT}
+        self._events = {topic.name for topic in topics if topic.qos == EVENT_QOS}
+        self._misread = False  # a message on a topic of events was none, and was named
         self._ring = ring
         if ring is None:
             for topic in topics:
-                profile = EVENT if topic.qos in LATCHED else "recorder"
+                profile = EVENT_QOS if topic.qos in LATCHED else "recorder"
                 wiring.subscribe_raw(topic.type, topic.name, partial(self._on_message, topic.name), profile)
         else:
             wiring.timer(_LOOKS, self._look)
@@ -210,10 +210,18 @@ class Recorder:
     def _keep(self, message: Recorded) -> None:
         with self._lock:
             self._selection.add(message)
-            if message.topic in self._events:
-                text = self._wiring.graph.deserialize(message.data, self._text).data
-                with contextlib.suppress(ValueError):
-                    self._selection.hear(dict(json.loads(text)), message.time)
+            if message.topic in self._events and (event := self._read(message)):
+                self._selection.hear(event, message.time)
+
+    def _read(self, message: Recorded) -> dict[str, Any]:
+        """Return an event, or {} if the message is none: anything may be published on its topic."""
+        try:
+            return dict(json.loads(self._wiring.graph.deserialize(message.data, self._text).data))
+        except Exception as error:  # a middleware raises whatever it likes on damaged bytes, and so does JSON
+            if not self._misread:
+                self._misread = True
+                self._logger.warning(f"{message.topic}: not an event: {type(error).__name__}: {error}")
+            return {}
 
     def _on_record(self, request: Any, response: Any) -> Any:
         if self._what not in ("all", "last"):

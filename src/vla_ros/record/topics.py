@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from vla_ros.config import Config
+from vla_ros.config import Config, node_topics
 from vla_ros.config.control import ENVIRONMENT
 from vla_ros.config.sections import GRIPPER_ACTIONS, STATE_TOPIC_TYPES
 from vla_ros.control.command import message_type
 from vla_ros.vision.messages import IMAGE_TYPES
 
-EVENT, LATCHED = "event", ("instruction", "event")
-"""Profiles of ``topics.event``, and of topics whose last message is part of the state."""
+EVENT_QOS, LATCHED = "event", ("instruction", "event")
+"""Profiles of ``~/event``, and of topics whose last message is part of the state."""
 
 _JOINTS, _ARRAY, _TEXT = "sensor_msgs/msg/JointState", "std_msgs/msg/Float64MultiArray", "std_msgs/msg/String"
 _INPUTS = {"twist": "Twist", "twist_stamped": "TwistStamped", "pose": "PoseStamped"}
@@ -40,7 +40,7 @@ def recorder_name(node: str) -> str:
 
 def recorded_topics(config: Config, resolve: Callable[[str], str]) -> list[Topic]:
     """Return the topics that a node reads and publishes; ``resolve`` returns the full name of one."""
-    topics, takeover = config.topics, config.takeover
+    takeover = config.takeover
     named = [(topic, IMAGE_TYPES[config.camera.transport]) for topic in config.camera.topics]
     named += [(arm.joint_states, _JOINTS) for arm in config.arms]
     named += [
@@ -53,13 +53,15 @@ def recorded_topics(config: Config, resolve: Callable[[str], str]) -> list[Topic
             for topic, output in outputs
             if topic and output not in (ENVIRONMENT, *GRIPPER_ACTIONS)
         ]
-    named += [(topic, _ARRAY) for topic in (topics.action, topics.person_action)]
+    named += [(topic, _ARRAY) for topic in (node_topics.ACTION, node_topics.PERSON_ACTION)]
     named += [(topic, "sensor_msgs/msg/Joy") for topic in (takeover.joy,) if topic]
     if takeover.input == "leader":
         named += [(arm.leader, _JOINTS) for arm in config.arms if arm.leader]
     elif takeover.input in _INPUTS:
         named.append((takeover.topic, f"geometry_msgs/msg/{_INPUTS[takeover.input]}"))
     found = [Topic(resolve(topic), kind) for topic, kind in named]
-    found += [Topic(resolve(topic), _TEXT, "instruction") for topic in (topics.instruction, topics.status)]
-    found.append(Topic(resolve(topics.event), _TEXT, EVENT))
+    found += [
+        Topic(resolve(topic), _TEXT, "instruction") for topic in (node_topics.INSTRUCTION, node_topics.STATUS)
+    ]
+    found.append(Topic(resolve(node_topics.EVENT), _TEXT, EVENT_QOS))
     return list({topic.name: topic for topic in found}.values())

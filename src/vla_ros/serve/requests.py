@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_ros.config.options import LONGEST_INSTRUCTION
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.policies.remote.dialect import Request
 from vla_ros.policies.remote.images import MAX_SIDE, decode_encoded, encoded_size, is_encoded
@@ -30,7 +31,6 @@ class RequestSchema:
     spec: PolicySpec  # the policy's inputs and outputs
     # Feature key to the name that robots use instead.
     aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    max_instruction_length: int = 500  # in characters
     instruction: str = ""  # of requests without one, as openpi's servers have a default prompt; "" refuses them
     max_pixels: int = 1 << 22  # of one image
 
@@ -187,8 +187,7 @@ def _check_previous(request: Request, spec: PolicySpec) -> None:
 
 
 def _instruction(request: Request, schema: RequestSchema) -> str:
-    text, longest = request.instruction, schema.max_instruction_length
-    text = schema.instruction or None if text is None else text
+    text = request.instruction if request.instruction is not None else schema.instruction or None
     if text is None and not schema.spec.uses_instruction:
         return ""
     if text is None:
@@ -199,6 +198,6 @@ def _instruction(request: Request, schema: RequestSchema) -> str:
         )
     if not text.strip():
         raise WireError(f"the prompt is {described(text)}, expected the instruction as text")
-    if len(text) > longest:
-        raise WireError(f"the prompt has {len(text)} characters, allowed {longest}")
+    if len(text) > LONGEST_INSTRUCTION:
+        raise WireError(f"the prompt has {len(text)} characters, allowed {LONGEST_INSTRUCTION}")
     return text

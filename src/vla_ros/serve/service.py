@@ -145,9 +145,8 @@ class Service:
         except VlaRosError:
             self.worker.stop()
             raise
-        options = self._config.policy
-        longest, usual = options.max_instruction_length, options.instruction
-        self.schema = RequestSchema(spec, self._aliases, longest, usual, self.limits.max_pixels)
+        usual = self._config.policy.instruction
+        self.schema = RequestSchema(spec, self._aliases, usual, self.limits.max_pixels)
         self.metadata = self.metadata or self._dialect.encode_metadata(self._config.policy.name, spec)
 
     def close(self, timeout: float) -> bool:

@@ -114,6 +114,10 @@ def topics_part(findings: Mapping[str, str]) -> PartStatus:
     return PartStatus("topics", WARN if findings else OK, "; ".join(findings) or "nothing is wrong", findings)
 
 
+def graph_part(lost_checks: str) -> PartStatus:
+    return PartStatus("graph", WARN if lost_checks else OK, lost_checks or "all checks are in force")
+
+
 def process_part(resources: Mapping[str, int]) -> PartStatus:
     values = {name: str(value) for name, value in resources.items()}
     resident = resources.get("resident_bytes")

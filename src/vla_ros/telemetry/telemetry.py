@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vla_ros.collision.checker import Clearance
-from vla_ros.config import LiveConfig
+from vla_ros.config import LiveConfig, node_topics
 from vla_ros.config.sections import GRIPPER_ACTIONS
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.command import message_type
@@ -45,7 +45,7 @@ class Telemetry:
         stats: Stats,
         inputs: Inputs,
     ) -> None:
-        config, topics = options.current, options.current.topics
+        config = options.current
         self._options, self._spec, self._controller = options, spec, controller
         self._safety, self._stats, self._inputs = safety, stats, inputs
         self._graph, self._node = wiring.graph, wiring.node
@@ -59,11 +59,15 @@ class Telemetry:
             server = MetricsServer(config.node.metrics_address, config.node.metrics_port, self._metrics)
             wiring.on_close(server.close)
             self._logger.info(f"metrics: http://{config.node.metrics_address}:{server.port}/metrics")
-        self._action = wiring.publisher("std_msgs/msg/Float64MultiArray", topics.action, "command")
-        self._person_action = wiring.publisher("std_msgs/msg/Float64MultiArray", topics.person_action, "command")
-        self._diagnostics = wiring.teller("diagnostic_msgs/msg/DiagnosticArray", topics.diagnostics, "diagnostics")
-        self._status = wiring.teller("std_msgs/msg/String", topics.status, "instruction")
-        self._debug = wiring.teller("sensor_msgs/msg/Image", topics.debug_image, "diagnostics")
+        self._action = wiring.publisher("std_msgs/msg/Float64MultiArray", node_topics.ACTION, "command")
+        self._person_action = wiring.publisher(
+            "std_msgs/msg/Float64MultiArray", node_topics.PERSON_ACTION, "command"
+        )
+        self._diagnostics = wiring.teller(
+            "diagnostic_msgs/msg/DiagnosticArray", node_topics.DIAGNOSTICS, "diagnostics"
+        )
+        self._status = wiring.teller("std_msgs/msg/String", node_topics.STATUS, "instruction")
+        self._debug = wiring.teller("sensor_msgs/msg/Image", node_topics.DEBUG_IMAGE, "diagnostics")
         self._unsent = ""  # why an action was not published
         self._debug_wanted = False
         self._to_draw: StepResult | None = None
@@ -73,6 +77,8 @@ class Telemetry:
         self._health = TopicHealth(self._node, self._watched(), config.timeouts.publisher)
         self._wrong: Mapping[str, str] = {}
         self._nearest: Clearance | None = None  # smallest distance in the last second
+        if self._graph.lost_checks:
+            self._logger.warning(f"checks are lost: {self._graph.lost_checks}")
         if config.camera.transport == "raw":
             self._say_transport()
         wiring.timer(1.0, self._report)
@@ -139,6 +145,7 @@ class Telemetry:
             diagnostics.execution_part(self._stats.execution.summary()),
             diagnostics.collision_part(self._why_not, self._nearest),
             diagnostics.topics_part(self._wrong),
+            diagnostics.graph_part(self._graph.lost_checks),
             diagnostics.policy_part(self._answer, outside - self._outside_said),
             diagnostics.process_part(self._resources()),
         ]
@@ -234,7 +241,11 @@ class Telemetry:
             for topic, output in outputs.items()
             if output not in GRIPPER_ACTIONS
         ]
-        may_be_silent = (topics.stop, "request"), (topics.instruction, "instruction"), (topics.heartbeat, "state")
+        may_be_silent = (
+            (topics.stop, "request"),
+            (node_topics.INSTRUCTION, "instruction"),
+            (node_topics.HEARTBEAT, "state"),
+        )
         return watched + [Watched(resolve(topic), qos(name), required=False) for topic, name in may_be_silent]
 
     def _say_transport(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vla_ros.config import Config
+from vla_ros.config import Config, node_topics
 from vla_ros.contract.state import Arm
 from vla_ros.control.mode import Mode
 from vla_ros.types import IntArray, JointState
@@ -33,7 +33,7 @@ CORRECTING, PAUSED = Mode.CORRECTING.value, Mode.PAUSED.value
 
 
 class Occurrence(NamedTuple):
-    """An event of the node (``topics.event``)."""
+    """An event of the node (``~/event``)."""
 
     time: int  # ns, on the clock of the images
     kind: str
@@ -96,7 +96,7 @@ class RecordedJoints:
     def __init__(
         self, bag: Bag, selection: TopicSelection, config: Config, arms: Mapping[str, Arm], *, stamped: bool
     ) -> None:
-        self._bag, self._selection, self._arms, self._event = bag, selection, arms, config.topics.event
+        self._bag, self._selection, self._arms, self._event = bag, selection, arms, node_topics.EVENT
         self.cameras, unstamped = read_cameras(bag, selection.cameras, config.camera, stamped=stamped)
         first = self.cameras[0]
         self._clock = _Clock(stamped, first.received, np.sort(first.stamps))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from vla_ros.config import Config
+from vla_ros.config import Config, node_topics
 from vla_ros.vision.messages import IMAGE_TYPES
 from vla_ros_lab.replay.bag import Bag
 from vla_ros_lab.replay.storage import BagError
@@ -116,11 +116,11 @@ def select_topics(
     texts = [
         name for name in find.of_type(TEXT) if _has_word(name, "instruction task language prompt command_text")
     ]
-    instructions = find.topics("instruction", (TEXT,), (live_name(config.topics.instruction),), texts)
+    instructions = find.topics("instruction", (TEXT,), (live_name(node_topics.INSTRUCTION),), texts)
     state = tuple((key, topic) for key, topic in state_topics if topic in by_name)
     event, status = (
         name if by_name.get(name) == TEXT and "instruction" not in overrides else ""
-        for name in map(live_name, (config.topics.event, config.topics.status))
+        for name in map(live_name, (node_topics.EVENT, node_topics.STATUS))
     )
     return TopicSelection(
         cameras,
@@ -209,7 +209,7 @@ class _Finder:
             if len(kinds) > 1:
                 raise BagError(f"--topics truth={','.join(named)}: found {sorted(kinds)}, expected one type")
             return named, next(iter(kinds), "")
-        action, command = live_name(self.config.topics.action), live_name(self.config.topics.command)
+        action, command = live_name(node_topics.ACTION), live_name(self.config.topics.command)
         arms = tuple(dict.fromkeys(live_name(arm.command) for arm in self.config.arms))
         if self.by_name.get(action) == ARRAY:
             return (action,), ARRAY

@@ -93,6 +93,13 @@ def finetune(job: FineTuning, arguments: argparse.Namespace, say: Say = print) -
         raise ConfigError(f"{type(job.policy).__name__}: not trained here; use lerobot-train")
     if output.resolve() == job.folder.resolve():
         raise ConfigError(f"--output {output}: is the checkpoint itself; name another folder")
+    for name, key in (("adapter_config.json", ""), ("config.json", "quantization_config")):
+        path = job.folder / name
+        if path.is_file() and (not key or key in json.loads(path.read_text(encoding="utf-8"))):
+            raise ConfigError(
+                f"--checkpoint {job.folder}: is an adapter or quantised ({name}); write it as a checkpoint of its own "
+                "first: vla-ros convert"
+            )
     claimed = _claim(output, job, arguments)
     if arguments.scores:
         old, new = arguments.scores

@@ -7,17 +7,19 @@ backbone's configuration, tokenizer and chat template. Nothing is downloaded.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from vla_ros.config.checkpoints import base_folder, config_folder
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros_models import weights
-from vla_ros_models.checkpoint_files import Fields, StoredTensor, from_files, read_fields, read_manifest
+from vla_ros_models.adapters import read_merged
+from vla_ros_models.checkpoint_files import Fields, StoredTensor, from_files, read_fields
 from vla_ros_models.groot import SAYS_VERSION, GrootOptions, older_model
 from vla_ros_models.groot.architecture import (
     COSMOS,
@@ -53,11 +55,11 @@ class GrootCheckpoint:
     folder: Path
     backbone: Path  # folder of tokenizer and chat template
     architecture: GrootArchitecture
-    stored: Manifest
     processing: Processing
     tag: str  # the embodiment
     embodiment: int  # its row in the weights
     formal: bool  # whether instructions lose capitals and punctuation
+    stored: Manifest = field(default_factory=dict)
 
     @property
     def execute_steps(self) -> int:
@@ -67,13 +69,17 @@ class GrootCheckpoint:
 
 def read_checkpoint(folder: Path, options: GrootOptions) -> GrootCheckpoint:
     """Read everything in a checkpoint except its weights."""
+    model, adapter = base_folder(folder, options.base), folder
+    folder = config_folder(folder, options.base)
     config = read_fields(folder / _CONFIG)
     if version := older_model(config):
         raise CheckpointError(
             f"{config.where}: a checkpoint of GR00T {version}, another network; this package runs N1.7. "
             f"{_runs(version)}. Found { {key: config[key] for key in SAYS_VERSION if key in config} }"
         )
-    found = (_read_lerobot if config.get("type") == "groot" else _read_nvidia)(folder, config, options)
+    read = _read_lerobot if config.get("type") == "groot" else _read_nvidia
+    found = read((folder,) if model is None else (folder, model), config, options)
+    found = replace(found, stored=_read_stored(adapter, options.base))
     processing, sizes = found.processing, found.architecture
     numbers = sum(part.bounds.size for part in processing.parts)
     if processing.state_size > sizes.state_dim or max(numbers, processing.action_size) > sizes.action_dim:
@@ -100,7 +106,8 @@ def _processor_folder(folder: Path) -> Path:
     return nested if nested.is_dir() and not (folder / _PROCESSOR).exists() else folder
 
 
-def _read_nvidia(folder: Path, config: Fields, options: GrootOptions) -> GrootCheckpoint:
+def _read_nvidia(folders: Sequence[Path], config: Fields, options: GrootOptions) -> GrootCheckpoint:
+    folder = folders[0]
     if config.get("model_type") != "Gr00tN1d7":
         raise CheckpointError(
             f"{config.where}: found type {config.get('type')!r} and model_type {config.get('model_type')!r}, "
@@ -108,7 +115,7 @@ def _read_nvidia(folder: Path, config: Fields, options: GrootOptions) -> GrootCh
         )
     if options.base_model:
         raise ConfigError(f"policy.base_model: {folder} has NVIDIA's layout, which states its sizes itself")
-    backbone, architecture = _read_sizes(folder, config, options)
+    backbone, architecture = _read_sizes(folders, config, options)
     files = _processor_folder(folder)
     processor = read_fields(files / _PROCESSOR).object("processor_kwargs")
     processor.advice = "only GR00T N1.7 is supported"
@@ -128,15 +135,16 @@ def _read_nvidia(folder: Path, config: Fields, options: GrootOptions) -> GrootCh
         processor, known.object(tag), statistics.object(tag), resize, architecture.horizon, libero
     )
     formal = bool(processor.expect("formalize_language", True, False))
-    embodiment, stored = ids.whole(tag, None, least=0), _read_stored(folder)
-    return GrootCheckpoint(folder, backbone, architecture, stored, processing, tag, embodiment, formal)
+    embodiment = ids.whole(tag, None, least=0)
+    return GrootCheckpoint(folder, backbone, architecture, processing, tag, embodiment, formal)
 
 
-def _read_lerobot(folder: Path, config: Fields, options: GrootOptions) -> GrootCheckpoint:
+def _read_lerobot(folders: Sequence[Path], config: Fields, options: GrootOptions) -> GrootCheckpoint:
+    folder = folders[0]
     if options.embodiment:
         raise ConfigError(f"policy.embodiment: {folder} has LeRobot's layout, which states its own")
-    base = _base_folder(folder, config, options)
-    backbone, architecture = _read_sizes(base, read_fields(base / _CONFIG), options, folder)
+    base = _base_folder(folders, config, options)
+    backbone, architecture = _read_sizes((*folders, base), read_fields(base / _CONFIG), options)
     tag = str(config.get("embodiment_tag", "new_embodiment"))
     stated = config.get("action_decode_transform", "auto")
     chosen = options.action_transform if options.action_transform != "auto" else stated
@@ -151,9 +159,10 @@ def _read_lerobot(folder: Path, config: Fields, options: GrootOptions) -> GrootC
         flow_steps=config.whole("num_inference_timesteps", architecture.flow_steps),
         ramp_rate=number_or(config, "rtc_ramp_rate", architecture.ramp_rate),
     )
+    if len(folders) > 1:
+        config.expect("use_peft", False, True)
     config.finish(LEROBOT_HARMLESS)
-    stored = _read_stored(folder)
-    return GrootCheckpoint(folder, backbone, architecture, stored, processing, tag, embodiment, formal)
+    return GrootCheckpoint(folder, backbone, architecture, processing, tag, embodiment, formal)
 
 
 LEROBOT_HARMLESS = {
@@ -169,36 +178,35 @@ LEROBOT_HARMLESS = {
 """Keys of LeRobot's ``config.json`` that do not change the actions, by the reason."""
 
 
-def _base_folder(folder: Path, config: Fields, options: GrootOptions) -> Path:
+def _base_folder(folders: Sequence[Path], config: Fields, options: GrootOptions) -> Path:
     """Return the folder in NVIDIA's layout that states the sizes of the model."""
     stated = str(config.get("base_model_path") or "nvidia/GR00T-N1.7-3B")
-    chosen = Path(options.base_model).expanduser() if options.base_model else folder / stated
-    if not (chosen / _CONFIG).is_file():
+    places = [Path(options.base_model).expanduser()] if options.base_model else [one / stated for one in folders]
+    found = next((place for place in places if (place / _CONFIG).is_file()), None)
+    if found is None:
         raise CheckpointError(
-            f"{folder}: the sizes of the model are in {_CONFIG} of {options.base_model or stated}, which is no "
+            f"{folders[0]}: the sizes of the model are in {_CONFIG} of {options.base_model or stated}, which is no "
             "folder here; download it (hf download nvidia/GR00T-N1.7-3B config.json processor_config.json "
             "--local-dir DIR) and set policy.base_model to DIR"
         )
-    return chosen
+    return found
 
 
-def _backbone_folder(folder: Path, options: GrootOptions, base: Path | None = None) -> Path:
+def _backbone_folder(folders: Sequence[Path], options: GrootOptions) -> Path:
     """Return the folder with the backbone's tokenizer: ``policy.backbone``, or the one that the folder has."""
     if options.backbone:
         chosen = Path(options.backbone).expanduser()
         if not chosen.is_dir():
             raise ConfigError(f"policy.backbone: {chosen} is no folder")
         return chosen
-    places = [place for root in (folder, base) if root is not None for place in (root / "backbone", root)]
-    return next((place for place in places if (place / "tokenizer.json").is_file()), folder / "backbone")
+    places = [place for root in folders for place in (root / "backbone", root)]
+    return next((place for place in places if (place / "tokenizer.json").is_file()), places[0])
 
 
-def _read_sizes(
-    folder: Path, config: Fields, options: GrootOptions, first: Path | None = None
-) -> tuple[Path, GrootArchitecture]:
-    backbone = _backbone_folder(first or folder, options, folder)
+def _read_sizes(folders: Sequence[Path], config: Fields, options: GrootOptions) -> tuple[Path, GrootArchitecture]:
+    backbone = _backbone_folder(folders, options)
     path, name = backbone / _CONFIG, str(config.get("model_name", COSMOS))
-    if path.is_file() and backbone.resolve() != folder.resolve() and backbone != first:
+    if path.is_file() and backbone.resolve() not in [folder.resolve() for folder in folders]:
         fields = read_fields(path)
     elif name.rstrip("/") == COSMOS:
         fields = Fields(COSMOS_CONFIG, f"{COSMOS}'s config.json")
@@ -210,8 +218,8 @@ def _read_sizes(
     return backbone, read_architecture(config, fields)
 
 
-def _read_stored(folder: Path) -> dict[str, StoredTensor]:
-    stored = {name.removeprefix(_PREFIX): one for name, one in read_manifest(folder).items()}
+def _read_stored(folder: Path, base: str) -> dict[str, StoredTensor]:
+    stored = {name.removeprefix(_PREFIX): one for name, one in read_merged(folder, base).items()}
     if EMBEDDINGS[0] not in stored and EMBEDDINGS[1] in stored:
         stored[EMBEDDINGS[0]] = stored[EMBEDDINGS[1]]
     return stored

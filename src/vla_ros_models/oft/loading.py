@@ -9,28 +9,27 @@ import logging
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 
 import torch
 from torch import Tensor
 
+from vla_ros.config.checkpoints import LORA_FOLDER, adapter_folder, base_folder
 from vla_ros.errors import CheckpointError
-from vla_ros_models.checkpoint_files import Produce, StoredTensor, from_files, read_manifest
-from vla_ros_models.oft.network import COMPONENTS, Layout
-from vla_ros_models.openvla.architecture import Architecture
-from vla_ros_models.openvla.loading import (
-    LORA_FOLDER,
-    Adapter,
+from vla_ros_models.adapters import (
     LoraSettings,
-    adapter_folder,
-    merge_lora,
-    merging,
-    read_adapter,
+    lora_delta,
+    merge,
     read_lora_settings,
     refuse_rest,
+    require_adapter,
 )
+from vla_ros_models.checkpoint_files import Produce, StoredTensor, from_files
+from vla_ros_models.dequantize import read_dequantized
+from vla_ros_models.oft.network import COMPONENTS, Layout
+from vla_ros_models.openvla.architecture import Architecture
 
 logger = logging.getLogger(__name__)
 
@@ -41,38 +40,48 @@ class Weights:
 
     manifest: dict[str, StoredTensor]  # shape and type of each tensor
     loaded: dict[str, Tensor]  # tensors already in memory: components and merged vision towers
-    adapter: Adapter = field(default_factory=dict)  # LoRA adapter, merged when a tensor is read
     predicts_noise: bool = False  # True if a component file declares a diffusion head
 
     @property
     def produce(self) -> Produce:
-        """A function that yields tensors by name, with the adapter merged."""
+        """A function that yields tensors by name."""
 
         def produce(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
             yield from ((name, self.loaded[name]) for name in names if name in self.loaded)
-            stored = merging(from_files(self.manifest), self.adapter)
-            yield from stored([name for name in names if name not in self.loaded])
+            yield from from_files(self.manifest)([name for name in names if name not in self.loaded])
 
         return produce
 
 
-def read_weights(folder: Path, base: Path | None = None, *, towers: bool = True) -> Weights:
+def read_weights(folder: Path, base: str | Path = "", *, towers: bool = True) -> Weights:
     """Find all tensors of a checkpoint; reads the shards' headers and the component files.
 
-    ``base`` is the folder of the base model into which the checkpoint's LoRA adapter is merged; None if the shards
-    are merged already, as in published checkpoints. Without ``towers``, the vision towers of a FiLM checkpoint are
-    skipped, because merging them takes seconds. Raises CheckpointError if a file is missing, damaged or duplicated,
-    or contains anything other than tensors, or if an adapter does not fit.
+    ``base`` is ``policy.base``, the folder of the base model into which the checkpoint's adapter is merged.
+    Component files are the checkpoint's, else the base model's. Without ``towers``, the vision towers of a FiLM
+    checkpoint are skipped, because merging them takes seconds. Raises CheckpointError if a file is missing, damaged
+    or duplicated, or contains anything other than tensors, or if an adapter does not fit.
     """
-    manifest = read_manifest(base or folder)
+    model = base_folder(folder, base)
+    manifest = read_dequantized(model or folder)
     known = (*COMPONENTS, "vision_backbone")
     files = [one.name for one in sorted(folder.glob("*checkpoint*.pt"))]
     if unknown := [name for name in files if name.partition("--")[0] not in known]:
         raise CheckpointError(f"{folder}: found the components {unknown}, expected only {list(known)}")
+    places = [folder] if model is None else [folder, model]
+    film = next(filter(None, (component_file(place, "vision_backbone") for place in places)), None)
+    if model is not None:
+        # FiLM checkpoints store the towers with their adapters in a file of their own.
+        manifest = merge(manifest, require_adapter(folder), "vision_backbone." if film else "")
+    elif adapter_folder(folder) is not None:
+        logger.info(
+            "%s: the shards are taken as merged and %s is not read; set policy.base to merge the adapter",
+            folder.name,
+            LORA_FOLDER,
+        )
     loaded: dict[str, Tensor] = {}
     predicts_noise = False
     for name in COMPONENTS:
-        file = component_file(folder, name)
+        file = next(filter(None, (component_file(place, name) for place in places)), None)
         if file is not None:
             tensors = read_component(file)
             predicts_noise |= any(key.startswith("noise_predictor.") for key in tensors)
@@ -83,25 +92,14 @@ def read_weights(folder: Path, base: Path | None = None, *, towers: bool = True)
             named = {f"{name}.{key}": tensor for key, tensor in short.items()}
             loaded |= named
             manifest |= _described(named, file)
-    film = component_file(folder, "vision_backbone") if towers else None
-    if film is not None:
-        config = folder / LORA_FOLDER / "adapter_config.json"
+    if film is not None and towers:
+        config = film.parent / LORA_FOLDER / "adapter_config.json"
         settings = read_lora_settings(config) if config.exists() else LoraSettings()
         merged = merged_towers(read_component(film), film, settings)
         manifest = {key: one for key, one in manifest.items() if not key.startswith("vision_backbone.")}
         manifest |= _described(merged, film)
         loaded |= merged
-    adapter = {}
-    if base is not None:
-        adapter = read_adapter(adapter_folder(folder), manifest, film is not None)
-        logger.info("policy.base: %d LoRA weights of %s are merged into %s", len(adapter), folder.name, base.name)
-    elif (folder / LORA_FOLDER / "adapter_model.safetensors").exists():
-        logger.info(
-            "%s: the shards are taken as merged and %s is not read; set policy.base to merge the adapter",
-            folder.name,
-            LORA_FOLDER,
-        )
-    return Weights(manifest, loaded, adapter, predicts_noise)
+    return Weights(manifest, loaded, predicts_noise)
 
 
 def layout_of(
@@ -165,6 +163,8 @@ def read_component(file: Path) -> dict[str, Tensor]:
 
 def merged_towers(tensors: Mapping[str, Tensor], file: Path, settings: LoraSettings) -> dict[str, Tensor]:
     """Merge the adapters of FiLM vision towers; return the tensors by parameter name."""
+    if settings.dora:
+        raise CheckpointError(f"{settings.where}: use_dora: not supported for FiLM's vision towers")
     merged: dict[str, Tensor] = {}
     left = {name for name in tensors if ".lora_" in name}
     for name, tensor in tensors.items():
@@ -177,7 +177,8 @@ def merged_towers(tensors: Mapping[str, Tensor], file: Path, settings: LoraSetti
                 raise CheckpointError(f"{file}: lacks {missing[0]}; download it again")
             a, b = (tensors[one] for one in names)
             left -= {*names}
-            tensor = merge_lora(tensor, a, b, settings.scale(a.shape[0]))
+            delta = lora_delta(a, b, settings.scale(a.shape[0], layer))
+            tensor = delta.view(tensor.shape).add_(tensor)
         merged[re.sub(r"(\.blocks\.\d+)\.block\.", r"\1.", name.replace(".base_layer.", "."))] = tensor
     refuse_rest(file, left)
     return merged

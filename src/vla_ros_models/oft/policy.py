@@ -109,7 +109,7 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
                 f"preset: {self._preset} has actions of {variant.action} numbers, but the checkpoint's statistics "
                 f"for '{statistics.key}' have {dimension}; the checkpoint is for another robot"
             )
-        weights = read_weights(folder, self._base if options.base else None, towers=towers)
+        weights = read_weights(folder, options.base, towers=towers)
         layout = layout_of(weights, architecture, folder, len(keys), variant.chunk, dimension)
         state = choose(self._statistics("proprio"), statistics.key) if layout.state else None
         if state is not None and state.dimension != layout.state:

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from vla_ros.config import Config
+from vla_ros.config.checkpoints import base_folder
 from vla_ros.policies.base import LazyPolicy, Policy
 from vla_ros_models.openvla.options import CheckpointOptions, OpenVLAOptions
 
@@ -16,7 +17,7 @@ class _OpenVLA(LazyPolicy):
 
     def __call__(self, config: Config) -> Policy:
         options = config.policy
-        if isinstance(options, OpenVLAOptions) and has_action_head(Path(options.checkpoint).expanduser()):
+        if isinstance(options, OpenVLAOptions) and _is_oft(options):
             from vla_ros_models.oft import OFT, OFTOptions
 
             common = {one.name: getattr(config.policy, one.name) for one in fields(CheckpointOptions)}
@@ -26,6 +27,12 @@ class _OpenVLA(LazyPolicy):
     def refine(self, folder: Path) -> str:
         """Return the policy that runs a checkpoint of OpenVLA: ``oft`` if it has an action head."""
         return "oft" if has_action_head(folder) else "openvla"
+
+
+def _is_oft(options: OpenVLAOptions) -> bool:
+    folder = Path(options.checkpoint).expanduser()
+    base = base_folder(folder, options.base)
+    return has_action_head(folder) or (base is not None and has_action_head(base))
 
 
 def has_action_head(folder: Path) -> bool:

@@ -36,6 +36,7 @@ _HARMLESS = {
     "repeated in other entries": "vision_backbone_id llm_backbone_id hf_llm_id arch_specifier image_sizes "
     "timm_model_ids output_projector_states",
     "read with the statistics": "norm_stats",
+    "read with the weights": "quantization_config",
 }
 """Keys of ``config.json``, its ``text_config`` and ``generation_config.json`` that do not change the actions."""
 
@@ -85,13 +86,7 @@ def read_architecture(folder: Path) -> Architecture:
     Raises CheckpointError if a file is missing or damaged, or describes a network or image processing that this
     package does not support.
     """
-    path, adapter = folder / "config.json", folder / "adapter_config.json"
-    if adapter.exists() and not path.exists():
-        base = read_json(adapter).get("base_model_name_or_path") or "not named there"
-        raise CheckpointError(
-            f"{folder}: found a LoRA adapter (adapter_config.json) without its base model ({base}). "
-            "Set policy.base to the base model's folder; the adapter is then merged while the weights are loaded"
-        )
+    path = folder / "config.json"
     architecture = parse_architecture(read_json(path), path)
     decoding, images = folder / "generation_config.json", folder / "preprocessor_config.json"
     if decoding.exists():

@@ -10,11 +10,6 @@ from vla_ros.policies.options import NetworkOptions
 class CheckpointOptions(NetworkOptions):
     """Options of every checkpoint with OpenVLA's network."""
 
-    base: str = option(
-        "",
-        "Folder of the base model for the checkpoint's LoRA adapter (lora_adapter/, or the folder "
-        "itself); empty if its weights are already merged",
-    )
     unnorm_key: str = option(
         "", "Dataset whose statistics un-normalise actions; required if the checkpoint has several"
     )

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from vla_ros.config import Config
+from vla_ros.config.checkpoints import base_folder
 from vla_ros.contract.components import Component, parse_components
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.errors import DeviceLostError, VlaRosError
@@ -19,7 +20,8 @@ from vla_ros.policies.base import Progress
 from vla_ros.types import ActionChunk, FloatArray, IntArray, Observation, UInt8Array
 from vla_ros.vision.preprocess import Preprocessor
 from vla_ros.vision.processors import LiberoResize, ResizeNaive
-from vla_ros_models.checkpoint_files import Produce, StoredTensor, checkpoint_folder, from_files, read_manifest
+from vla_ros_models.adapters import read_merged
+from vla_ros_models.checkpoint_files import Produce, StoredTensor, from_files
 from vla_ros_models.engine.device_errors import NotFiniteError
 from vla_ros_models.engine.device_ops import make_ops
 from vla_ros_models.engine.drafts import DraftState
@@ -48,13 +50,10 @@ from vla_ros_models.openvla.inference import (
 )
 from vla_ros_models.openvla.loading import (
     OPENVLA_CHOICES,
-    adapter_folder,
     build_empty,
     check_weights,
     fill_quantized,
-    merging,
     plan_memory,
-    read_adapter,
 )
 from vla_ros_models.openvla.network import OpenVLAModel, VisionEncoder, checked_encoder
 from vla_ros_models.openvla.options import CheckpointOptions, OpenVLAOptions
@@ -122,11 +121,11 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
 
     @property
     def _base(self) -> Path:
-        """Folder of the network's weights: ``policy.base`` if set, else the checkpoint's."""
-        return checkpoint_folder(self._options.base) if self._options.base else self.folder
+        """Folder of the network: of the adapter's base model, or the checkpoint's."""
+        return base_folder(self.folder, self._options.base) or self.folder
 
     def _statistics(self, group: str = "action") -> DatasetStatistics:
-        """Return each dataset's statistics from the checkpoint, else from ``policy.base``."""
+        """Return each dataset's statistics from the checkpoint, else from its adapter's base model."""
         own = self.folder if (self.folder / "dataset_statistics.json").exists() else self._base
         return read_dataset_statistics(own, group, self._bounds, self._margin)
 
@@ -266,19 +265,15 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
         return OpenVLASession()
 
     def _open(self, where: Placement) -> tuple[_Loaded, Produce]:
-        options, folder, base = self._options, self.folder, self._base
+        options, base = self._options, self._base
         architecture = read_architecture(base)
         statistics = choose(self._statistics(), options.unnorm_key)
         prompt = load_prompt_encoder(base, architecture, options.prompt, statistics.dimension)
         model = build_empty(architecture)
-        manifest = read_manifest(base)
+        manifest = read_merged(self.folder, options.base)
         self._check(model, manifest, where.device)
-        produce = from_files(manifest)
-        if options.base:
-            produce = merging(produce, read_adapter(adapter_folder(folder), manifest))
-            logger.info("policy.base: the LoRA weights of %s are merged into %s", folder.name, base.name)
         bins = ActionBins(architecture.action_vocab_size, architecture.action_bins)
-        return _Loaded(model, prompt, bins, statistics, None), produce
+        return _Loaded(model, prompt, bins, statistics, None), from_files(manifest)
 
     def _build(self, opened: tuple[_Loaded, Produce], where: Placement, progress: Progress) -> None:
         self._loaded, produce = opened
@@ -299,7 +294,7 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
 
         loaded, produce = self._open(where)
         fill(loaded.model, produce, where.device, getattr(torch, where.dtype))
-        stored, keys = read_manifest(self._base), (self._image_key,)
+        stored, keys = read_manifest(self.folder, self._options.base), (self._image_key,)
         return make_trainable(loaded, self._spec(loaded), keys, stored, "openvla", recompute_layers)
 
     def _resize(self, size: tuple[int, int], dataset: str) -> ResizeNaive | LiberoResize:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vla_ros.config.checkpoints import ADAPTER_FILE, base_folder, config_folder
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.published import loop_of
@@ -55,6 +56,7 @@ class PiCheckpoint:
     tokenizer: str = ""  # the tokenizer's name in the checkpoint; empty if it states none
     execute_steps: int = 0  # actions to execute before the next inference; 0 if unknown
     rtc: RtcSettings = field(default_factory=RtcSettings)  # how a chunk continues the previous one
+    base: Path | None = None  # the folder of an adapter's base model
 
     @property
     def parts(self) -> Parts:
@@ -102,15 +104,17 @@ class PiCheckpoint:
 
 
 def read_checkpoint(
-    folder: Path, robot: Robot | None = None, asset: str = "", preset: Robot | None = None
+    folder: Path, robot: Robot | None = None, asset: str = "", preset: Robot | None = None, base: str | Path = ""
 ) -> PiCheckpoint:
     """Read everything in a checkpoint except its weights.
 
     Openpi's layout requires ``robot`` or ``preset``; LeRobot's refuses ``robot`` and ignores ``preset``. ``preset``
     is the preset's robot. ``asset`` replaces the robot's folder below ``assets``, for a fine-tuned checkpoint whose
-    statistics have another name.
+    statistics have another name. ``base`` is ``policy.base``.
     """
-    config = read_config(folder)
+    model, adapter = base_folder(folder, base), folder
+    folder = config_folder(folder, base)
+    config = read_config(folder, adapter=model is not None)
     is_lerobots = str(config.get("type")) in PROMPT_TOKENS and "input_features" in config
     if not is_lerobots and ("action_horizon" not in config or "type" in config):
         raise CheckpointError(
@@ -118,9 +122,9 @@ def read_checkpoint(
             f"openpi's PyTorch export has action_horizon. Found type {config.get('type')!r} and entries "
             f"{sorted(config)[:8]}. If you only have openpi's JAX format (params/), convert it first"
         )
-    stored = read_stored(folder)
+    stored = read_stored(adapter, base)
     horizon = config.whole("chunk_size" if is_lerobots else "action_horizon", None)
-    architecture = infer_architecture({name: one.shape for name, one in stored.items()}, horizon, folder)
+    architecture = infer_architecture({name: one.shape for name, one in stored.items()}, horizon, model or folder)
     config.advice = ADVICE if is_lerobots else "convert the checkpoint again with LoRA adapters merged"
     config.expect("paligemma_variant", "gemma_2b")
     config.expect("action_expert_variant", "gemma_300m")
@@ -138,6 +142,7 @@ def read_checkpoint(
             stored=stored,
             trained_delay=config.whole("rtc_training_max_delay", 0, least=0),
             tokenizer=tokenizer,
+            base=model,
         )
         config.finish(HARMLESS)
         return found
@@ -150,14 +155,17 @@ def read_checkpoint(
     config.expect("action_dim", architecture.action_dim)
     config.finish({"how it runs, which policy.dtype chooses": "precision"})
     processing, loop = _openpi(folder, architecture, robot, asset), loop_of("openpi", robot.name)._asdict()
-    return PiCheckpoint(folder, architecture, stored, processing, robot.image_keys, robot.state_keys, **loop)
+    keys = robot.image_keys, robot.state_keys
+    return PiCheckpoint(folder, architecture, stored, processing, *keys, **loop, base=model)
 
 
-def read_config(folder: Path, advice: str = "") -> Fields:
-    """Read ``config.json``; raises CheckpointError if the folder has only an adapter."""
+def read_config(folder: Path, advice: str = "", adapter: bool = False) -> Fields:
+    """Read ``config.json``; raises CheckpointError if it is an adapter's and there is no ``adapter``."""
     config = read_fields(folder / "config.json", advice)
-    if config.get("use_peft"):
-        raise CheckpointError(f"{config.where}: use_peft: the folder has an adapter; merge it into its base model")
+    if config.get("use_peft") and not adapter:
+        raise CheckpointError(
+            f"{config.where}: use_peft: an adapter's, but the folder has no {ADAPTER_FILE}; copy the whole folder"
+        )
     return config
 
 

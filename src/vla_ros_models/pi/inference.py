@@ -75,7 +75,7 @@ def load_model(
     """
     architecture, processing = checkpoint.architecture, checkpoint.processing
     words = load_tokenizer(
-        find_tokenizer(checkpoint.folder, tokenizer, checkpoint.tokenizer), architecture.vocabulary
+        find_tokenizer(checkpoint.folder, tokenizer, checkpoint.tokenizer, checkpoint.base), architecture.vocabulary
     )
     network = load_network(checkpoint, device, dtype, progress)
     steps, side = flow_steps or checkpoint.flow_steps, architecture.vision.image_size

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros_models import weights
-from vla_ros_models.checkpoint_files import Produce, StoredTensor, from_files, read_manifest
+from vla_ros_models.adapters import read_merged
+from vla_ros_models.checkpoint_files import Produce, StoredTensor, from_files
 from vla_ros_models.engine.shapes import DecoderShape
 from vla_ros_models.memory import MemoryNeeds, cache_numbers, memory_needs, prefill_numbers, tower_numbers
 from vla_ros_models.pi.architecture import EMBEDDINGS, EXPERT, PREFIX, PROJECTOR, SIGLIP, PiArchitecture
@@ -131,9 +132,9 @@ Manifest = Mapping[str, StoredTensor]
 """Stored tensors by openpi's names."""
 
 
-def read_stored(folder: Path) -> dict[str, StoredTensor]:
-    """List every tensor of a checkpoint without LeRobot's prefix; reads only the files' headers."""
-    return {name.removeprefix(LEROBOT_PREFIX): stored for name, stored in read_manifest(folder).items()}
+def read_stored(folder: Path, base: str | Path = "") -> dict[str, StoredTensor]:
+    """List every tensor of a checkpoint, with an adapter merged into ``base``, without LeRobot's prefix."""
+    return {name.removeprefix(LEROBOT_PREFIX): stored for name, stored in read_merged(folder, base).items()}
 
 
 def parameter_dtype(name: str, dtype: torch.dtype) -> torch.dtype:

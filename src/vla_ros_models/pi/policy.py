@@ -33,7 +33,7 @@ class PiPolicy(FlowPolicy[PiCheckpoint]):
     def _read(self) -> PiCheckpoint:
         options = self._options
         robot = find_robot(options.robot) if options.robot else None
-        checkpoint = read_checkpoint(self.folder, robot, options.asset, self._preset)
+        checkpoint = read_checkpoint(self.folder, robot, options.asset, self._preset, options.base)
         processing = override(checkpoint.processing, options.prompt_state, options.resize)
         return replace(checkpoint, processing=processing)
 

@@ -159,27 +159,28 @@ SPECIAL = {"<pad>": PAD, "<eos>": EOS, "<bos>": BOS}
 _FILES = ("tokenizer.json", "tokenizer.model", "paligemma_tokenizer.model")
 
 
-def find_tokenizer(folder: Path, chosen: str = "", stated: str = "") -> Path:
-    """Find the tokenizer's file in the folder ``chosen``, or if empty, in the checkpoint.
+def find_tokenizer(folder: Path, chosen: str = "", stated: str = "", model: Path | None = None) -> Path:
+    """Find the tokenizer's file in the folder ``chosen``, or if empty, in the checkpoint or its base ``model``.
 
     The subfolder ``tokenizer`` is searched, too; ``chosen`` may also be the file itself. ``stated`` is the name in
     the checkpoint: a folder in the checkpoint, or PaliGemma's name on the hub.
     """
-    base = Path(chosen).expanduser() if chosen else folder
-    if stated and not chosen and (folder / stated).is_dir():
-        base = folder / stated
-    elif stated and not chosen and "paligemma" not in stated.lower():
+    own = [folder] if model is None else [folder, model]
+    named = [place / stated for place in own if stated and (place / stated).is_dir()]
+    if stated and not chosen and not named and "paligemma" not in stated.lower():
         raise CheckpointError(
             f"{folder}: tokenizer_name: found {stated!r}, expected a folder in the checkpoint or PaliGemma's "
             "tokenizer; set policy.tokenizer to the folder of the one used in training"
         )
-    found = base if base.is_file() else find_file(base, _FILES) or find_file(base / "tokenizer", _FILES)
-    if found is None:
-        raise CheckpointError(
-            f"{base}: no tokenizer ({', '.join(_FILES)}) here or in tokenizer/. Many checkpoints lack it: fetch "
-            "tokenizer.json of google/paligemma-3b-pt-224 once and set policy.tokenizer to its path"
-        )
-    return found
+    places = [Path(chosen).expanduser()] if chosen else named or own
+    for base in places:
+        found = base if base.is_file() else find_file(base, _FILES) or find_file(base / "tokenizer", _FILES)
+        if found is not None:
+            return found
+    raise CheckpointError(
+        f"{places[0]}: no tokenizer ({', '.join(_FILES)}) here or in tokenizer/. Many checkpoints lack it: fetch "
+        "tokenizer.json of google/paligemma-3b-pt-224 once and set policy.tokenizer to its path"
+    )
 
 
 def load_tokenizer(path: Path, vocabulary: int) -> Tokenizer:

@@ -1,8 +1,10 @@
 """Reads a LeRobot folder of SmolVLA, and loads its weights."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vla_ros.config.checkpoints import base_folder, config_folder
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros_models.checkpoint_files import Fields, read_fields
@@ -77,12 +79,14 @@ class SmolVlaCheckpoint(PiCheckpoint):
 
 def read_checkpoint(folder: Path, options: SmolVlaOptions) -> SmolVlaCheckpoint:
     """Read everything in a checkpoint except its weights."""
-    config = read_config(folder, ADVICE)
+    model, adapter = base_folder(folder, options.base), folder
+    folder = config_folder(folder, options.base)
+    config = read_config(folder, ADVICE, adapter=model is not None)
     config.expect("type", "smolvla")
     config.expect("use_cache", True)
     config.expect("use_delta_joint_actions_aloha", False)
     name = str(config.get("vlm_model_name", SMOLVLM2))
-    vlm = _vlm_folder(folder, name, options)
+    vlm = _vlm_folder((folder,) if model is None else (folder, model), name, options)
     sizes = read_architecture(config, _base_config(vlm, name))
     inputs = config.object("input_features")
     empty = config.whole("empty_cameras", 0, least=0)
@@ -98,7 +102,7 @@ def read_checkpoint(folder: Path, options: SmolVlaOptions) -> SmolVlaCheckpoint:
         **lerobot_fields(config, "num_steps", sizes.horizon, processing),
         folder=folder,
         architecture=sizes,
-        stored=read_stored(folder),
+        stored=read_stored(adapter, options.base),
         vlm=vlm,
         cameras=len(pictures),
         empty=empty,
@@ -107,15 +111,15 @@ def read_checkpoint(folder: Path, options: SmolVlaOptions) -> SmolVlaCheckpoint:
     return found
 
 
-def _vlm_folder(folder: Path, name: str, options: SmolVlaOptions) -> Path:
+def _vlm_folder(folders: Sequence[Path], name: str, options: SmolVlaOptions) -> Path:
     """Return the base model's folder: ``policy.vlm``, or the one that has its tokenizer."""
     if options.vlm:
         chosen = Path(options.vlm).expanduser()
         if not chosen.is_dir():
             raise ConfigError(f"policy.vlm: {chosen} is no folder")
         return chosen
-    places = (folder / name, folder / "vlm", folder)
-    return next((place for place in places if (place / "tokenizer.json").is_file()), folder / "vlm")
+    places = [place for folder in folders for place in (folder / name, folder / "vlm", folder)]
+    return next((place for place in places if (place / "tokenizer.json").is_file()), places[1])
 
 
 def _base_config(vlm: Path, name: str) -> Fields:

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 
+from vla_ros_models.convert import convert
 from vla_ros_models.engine import decoder
 from vla_ros_models.engine.ops import Ops
 from vla_ros_models.engine.weights import fuse
 from vla_ros_models.oft import inference
-from vla_ros_models.oft.convert import convert
 from vla_ros_models.oft.inference import ChunkRequest, make_chunk_engine
 from vla_ros_models.oft.network import plan_sequence
 from vla_ros_models.openvla.prompt import close_prompt

@@ -5,8 +5,8 @@ import pytest
 
 from tools.checkpoints.openvla import config_json
 from tools.checkpoints.tiny import STATISTICS, tiny_architecture
+from vla_ros.config.checkpoints import folder_of
 from vla_ros.errors import CheckpointError
-from vla_ros.policies.base import folder_of
 from vla_ros_models.openvla.architecture import parse_architecture, read_architecture
 
 PATH = Path("config.json")
@@ -81,7 +81,6 @@ def test_a_written_config_is_read_back():
         ("empty_token_id", 32000, "empty_token_id"),
         ("prompt_version", "v3", "prompt_version"),
         ("image_token_stride", 2, "found image_token_stride: 2"),
-        ("quantization_config", {"bits": 4}, "quantization_config"),
         ("num_beams", 4, "num_beams: found 4"),
         ("repetition_penalty", 1.2, r"repetition_penalty: found 1\.2"),
         ("llm_backbone_id", "mistral-v0.1-7b-pure", "llm_backbone_id"),

@@ -6,8 +6,8 @@ import sentencepiece
 from tokenizers import Tokenizer
 
 from tools.checkpoints.tiny import tiny_architecture, write_tiny
+from vla_ros.config.checkpoints import folder_of
 from vla_ros.errors import CheckpointError, ConfigError
-from vla_ros.policies.base import folder_of
 from vla_ros_models.openvla.prompt import close_prompt, format_prompt, load_prompt_encoder, load_tokenizer
 from vla_ros_models.tokenizers import read_tokenizer
 

@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import save_file
 
 from vla_ros.errors import CheckpointError
-from vla_ros_models.checkpoint_files import from_files, read_manifest
+from vla_ros_models.adapters import LoraSettings, read_lora_settings, read_merged
+from vla_ros_models.checkpoint_files import from_files
 from vla_ros_models.oft.loading import merged_towers
-from vla_ros_models.openvla.loading import LoraSettings, merging, read_adapter, read_lora_settings
 
-FILE = Path(__file__).parents[2] / "data" / "lora.json"
+FILE = Path(__file__).parents[1] / "data" / "lora.json"
 RECORDED = json.loads(FILE.read_text())
 HAS_PEFT = importlib.util.find_spec("peft") is not None
 RECORD = "RECORD_PEFT" in os.environ
@@ -39,6 +39,7 @@ def numbers(name, *shape):
 
 
 BASE = {f"{name}.weight": numbers(name, *shape) for name, shape in SHAPES.items()}
+BASE |= {f"{name}.bias": numbers(f"{name} bias", SHAPES[name][0]) for name in (*LAYERS, "patch")}
 
 
 def pair(layer):
@@ -56,6 +57,11 @@ EMBEDDING = {
     f"{WORD}.lora_embedding_A": numbers("embedding A", RANK, 8),
     f"{WORD}.lora_embedding_B": numbers("embedding B", 6, RANK),
 }
+
+MAGNITUDES = {
+    f"base_model.model.{layer}.lora_magnitude_vector": numbers(f"{layer} magnitude", 6).abs() for layer in LAYERS
+} | {"base_model.model.patch.lora_magnitude_vector": numbers("patch magnitude", 1, 4, 1, 1).abs()}
+TOKENS = {f"{WORD}.token_adapter.trainable_tokens_delta": numbers("tokens", 2, 6)}
 
 LINEAR = {"target_modules": ["q_proj", "v_proj"]}
 
@@ -76,24 +82,56 @@ CASES = {  # changes of the configuration, more tensors, and what the refusal na
     "pissa_niter": ({"init_lora_weights": "pissa_niter_4", **LINEAR}, {}, "init_lora_weights"),
     "olora": ({"init_lora_weights": "olora", **LINEAR}, {}, "init_lora_weights"),
     "corda": ({"init_lora_weights": "corda", "corda_config": {}}, {}, "init_lora_weights"),
-    "alpha_pattern": ({"alpha_pattern": {"q_proj": 5}}, {}, "alpha_pattern"),
-    "rank_pattern": ({"rank_pattern": {"q_proj": 2}}, {}, "rank_pattern"),
-    "fan_in_fan_out": ({"fan_in_fan_out": True}, {}, "fan_in_fan_out"),
-    "dora": ({"use_dora": True}, {f"{Q0}.lora_magnitude_vector": numbers("magnitude", 6).abs()}, "use_dora"),
-    "bias": ({"bias": "lora_only"}, {}, "bias: found 'lora_only'"),
-    "lora_bias": ({"lora_bias": True}, {f"{Q0}.lora_B.bias": numbers("bias", 6)}, "lora_bias"),
-    "a bias": ({}, {f"{Q0}.lora_B.bias": numbers("bias", 6)}, "lora_B.bias"),
-    "embedding": ({"target_modules": ["q_proj", "v_proj", "patch", "embed_tokens"]}, EMBEDDING, "lora_embedding_A"),
-    "tokens": (
-        {"trainable_token_indices": {"embed_tokens": [1, 3]}},
-        {f"{WORD}.token_adapter.trainable_tokens_delta": numbers("tokens", 2, 6)},
-        "trainable_token_indices",
+    "alpha_pattern": ({"alpha_pattern": {"q_proj": 5, r"layers\\.1.*_proj": 7}}, {}, ""),
+    "rank_pattern": ({"r": 4, "rank_pattern": {"[qv]_proj": 2, "patch": 2}, "use_rslora": True}, {}, ""),
+    "another rank": ({"rank_pattern": {"q_proj": 3}}, {}, "r: found 3, but .*q_proj have rank 2"),
+    "no rank": ({"rank_pattern": {"q_proj": "2"}}, {}, "rank_pattern: q_proj is '2'"),
+    "no rank pattern": ({"rank_pattern": {"(q_proj": 2}}, {}, r"found '\(q_proj', no pattern"),
+    "fan_in_fan_out": ({"fan_in_fan_out": True}, {}, ""),
+    "dora": ({"use_dora": True}, MAGNITUDES, ""),
+    "dora of less": (
+        {"use_dora": True},
+        {f"{Q0}.lora_magnitude_vector": MAGNITUDES[f"{Q0}.lora_magnitude_vector"]},
+        "use_dora",
     ),
-    "modules_to_save": (
+    "dora unsaid": ({}, MAGNITUDES, "use_dora is False"),
+    "bias": ({"bias": "lora_only"}, {}, ""),
+    "biases": ({"bias": "all"}, {"base_model.model.patch.base_layer.bias": numbers("saved bias", 4)}, ""),
+    "lora_bias": (
+        {"lora_bias": True},
+        {"base_model.model.patch.lora_B.bias": numbers("bias", 4), f"{Q0}.lora_B.bias": numbers("bias", 6)},
+        "",
+    ),
+    "embedding": ({"target_modules": ["q_proj", "v_proj", "patch", "embed_tokens"]}, EMBEDDING, ""),
+    "dora embedding": (
+        {"target_modules": ["q_proj", "v_proj", "patch", "embed_tokens"], "use_dora": True},
+        {**MAGNITUDES, **EMBEDDING, f"{WORD}.lora_magnitude_vector": numbers("magnitude", 6).abs()},
+        "",
+    ),
+    "tokens": ({"trainable_token_indices": {"embed_tokens": [1, 3]}}, TOKENS, ""),
+    "listed tokens": ({"trainable_token_indices": [1, 3]}, TOKENS, ""),
+    "other tokens": ({"trainable_token_indices": {"embed_tokens": [1]}}, TOKENS, "do not fit"),
+    "tokens unsaid": ({}, TOKENS, "do not fit"),
+    "modules_to_save": ({"modules_to_save": ["embed_tokens"]}, {f"{WORD}.weight": numbers("saved", 8, 6)}, ""),
+    "saved and adapted": ({}, {f"{Q0}.base_layer.weight": numbers("saved layer", 6, 6)}, ""),
+    "saved of another size": (
         {"modules_to_save": ["embed_tokens"]},
-        {f"{WORD}.weight": numbers("saved", 8, 6)},
-        "modules_to_save",
+        {f"{WORD}.weight": numbers("saved", 9, 6)},
+        "do not fit",
     ),
+    "unknown tensor": (
+        {},
+        {"base_model.model.head.weight": numbers("head", 6, 6)},
+        "do not fit the base model: head.weight",
+    ),
+    "half": ({}, {"base_model.model.embed_tokens.lora_embedding_A": numbers("embedding A", RANK, 8)}, "do not fit"),
+    "qalora": ({"use_qalora": True, "qalora_group_size": 2}, {}, "use_qalora"),
+    "alora": ({"alora_invocation_tokens": [3]}, {}, "alora_invocation_tokens"),
+    "parameters": ({"target_parameters": ["patch.weight"]}, {}, "target_parameters"),
+    "tying": ({"ensure_weight_tying": True}, {}, "ensure_weight_tying"),
+    "velora": ({"velora_config": {}, **LINEAR}, {}, ""),
+    "kasa": ({"kasa_config": {"rank": 1}}, {}, "kasa_config"),
+    "megatron": ({"megatron_config": {"layers": 1}}, {}, "megatron_config"),
     "fewer targets": ({"target_modules": ["q_proj", "patch"]}, {}, "target_modules"),
     "exclude_modules": ({"exclude_modules": ["v_proj"]}, {}, "exclude_modules"),
     "layers_to_transform": ({"layers_to_transform": [0]}, {}, "layers_to_transform"),
@@ -111,7 +149,7 @@ CASES = {  # changes of the configuration, more tensors, and what the refusal na
     "all numbers": ({"layers_to_transform": [0, 1], **LINEAR}, {}, ""),
     "numbers of a stem": ({"layers_to_transform": [0, 1, 7], "layers_pattern": ["layers"], **LINEAR}, {}, ""),
     "layer_replication": ({"layer_replication": [[0, 2], [1, 2]]}, {}, "layer_replication"),
-    "another kind": ({"peft_type": "LOHA"}, {}, "peft_type"),
+    **{kind: ({"peft_type": kind}, {}, "peft_type: found") for kind in ("LOHA", "IA3", "ADALORA", "VERA", "OFT")},
 }
 
 
@@ -142,11 +180,31 @@ def test_an_adapter_is_obeyed_or_refused(folder, name):
     where = folder(changes, more)
     if refused:
         with pytest.raises(CheckpointError, match=refused):
-            read_adapter(where, read_manifest(where))
+            read_merged(where, where)
         return
-    stored = read_manifest(where)
-    merged = dict(merging(from_files(stored), read_adapter(where, stored))(list(BASE)))
+    merged = dict(from_files(read_merged(where, where))(list(BASE)))
     np.testing.assert_allclose(flat(merged), RECORDED[name], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("own", "base"), [("model.", ""), ("", "model."), ("", "_groot_model.")])
+def test_lerobots_prefix_may_be_missing(folder, own, base, caplog):
+    """``target_modules`` is a pattern for the names in the adapter's own model."""
+    where = folder({"target_modules": rf"{own}(model\.layers.*[qv]_proj|patch)"}, {})
+    save_file({f"{base}{name}": one for name, one in BASE.items()}, where / "model.safetensors")
+    stem = "base_model.model."
+    renamed = {name.replace(stem, stem + own, 1): one for name, one in PAIRS.items()}
+    save_file(renamed, where / "adapter_model.safetensors")
+    merged = dict(from_files(read_merged(where, where))([f"{base}{name}" for name in BASE]))
+    found = flat({name.removeprefix(base): one for name, one in merged.items()})
+    np.testing.assert_allclose(found, RECORDED[""], atol=1e-5, rtol=0)
+    assert "have no weights" not in caplog.text
+
+
+def test_a_bias_of_an_adapter_needs_one_in_the_base(folder):
+    where = folder({"lora_bias": True}, {f"{Q0}.lora_B.bias": numbers("bias", 6)})
+    save_file({name: one for name, one in BASE.items() if "bias" not in name}, where / "model.safetensors")
+    with pytest.raises(CheckpointError, match="lora_bias: the base model has no bias"):
+        read_merged(where, where)
 
 
 def test_what_is_refused_would_change_weights():
@@ -211,9 +269,9 @@ def test_peft_answers_as_recorded(folder, name):
 
     model = Node()
     for layer in LAYERS:
-        model.add(layer, torch.nn.Linear(6, 6, bias=False))
+        model.add(layer, torch.nn.Linear(6, 6))
     model.add("embed_tokens", torch.nn.Embedding(8, 6))
-    model.add("patch", torch.nn.Conv2d(3, 4, 2, bias=False))
+    model.add("patch", torch.nn.Conv2d(3, 4, 2))
     model.load_state_dict(BASE)
     try:
         with warnings.catch_warnings():

@@ -1,0 +1,94 @@
+"""Writes a checkpoint of any family as one safetensors file, with adapters merged and weights dequantised.
+
+Merged and dequantised weights are stored in the type in which they are computed, float32 for merged ones, unless
+``--dtype`` says otherwise; others keep their type. Tokenizer, statistics, processors and configuration are copied.
+"""
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from vla_ros.config.checkpoints import base_folder, config_folder
+from vla_ros.errors import ConfigError
+from vla_ros.files import check_parent
+
+_KINDS = (".json", ".model", ".txt", ".jinja", ".safetensors")
+_NOT_COPIED = ("model*.safetensors*", "adapter_*", "train_config.json", "*.index.json")
+_DTYPES = {"float32": "F32", "bfloat16": "BF16"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, help="the checkpoint")
+    parser.add_argument("--output", type=Path, required=True, help="folder to write; must be empty or missing")
+    parser.add_argument("--base", default="", help="base model into which the checkpoint's adapter is merged")
+    parser.add_argument("--dtype", choices=_DTYPES, help="type of all weights; left out, as they are stored")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    count, size = convert(arguments.folder, arguments.output, arguments.base, arguments.dtype or "")
+    print(f"wrote {count} tensors, {size / 1e9:.2f} GB, to {arguments.output}")
+    return 0
+
+
+def convert(folder: Path, output: Path, base: str | Path = "", dtype: str = "") -> tuple[int, int]:
+    """Convert ``folder`` to ``output``, empty or missing; return the number of tensors and their bytes.
+
+    ``base`` is ``policy.base``. Needs the memory of three copies of the largest tensor in float32. Raises the
+    errors of :func:`~vla_ros_models.adapters.read_merged`, and ConfigError if ``output`` cannot be written.
+    """
+    from vla_ros_models.adapters import read_merged
+    from vla_ros_models.checkpoint_files import checkpoint_folder, from_files, read_json
+    from vla_ros_models.weights import write_weights
+
+    folder = checkpoint_folder(str(folder))
+    if output.exists() and any(output.iterdir()):
+        raise ConfigError(f"--output {output}: not empty; name another folder, so that nothing is overwritten")
+    check_parent("--output", output)
+    model = base_folder(folder, base)
+    config = read_json(config_folder(folder, base) / "config.json")
+    if config.get("model_type") == "openvla":
+        from vla_ros_models.oft.loading import read_weights
+        from vla_ros_models.openvla.architecture import read_architecture
+        from vla_ros_models.openvla.loading import never_run
+
+        architecture, found = read_architecture(model or folder), read_weights(folder, base)
+        stored = {name: one for name, one in found.manifest.items() if not never_run(name, architecture)}
+        produce = found.produce
+    else:
+        stored = read_merged(folder, base)
+        produce = from_files(stored)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for place in (folder,) if model is None else (folder, model):
+            _copy(place, output)
+        config.pop("quantization_config", None)
+        plain = {key: False if key == "use_peft" else value for key, value in config.items()}
+        (output / "config.json").write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+        return write_weights(output, stored, produce, _DTYPES.get(dtype, ""))
+    except OSError as error:
+        raise ConfigError(f"--output {output}: {error.strerror or error}; the folder is incomplete") from error
+
+
+def _copy(folder: Path, output: Path) -> None:
+    """Copy what belongs to a checkpoint besides its weights; files that ``output`` has stay."""
+    processors = (output / "policy_preprocessor.json").exists()  # with the files that they name
+    for path in _files(folder):
+        copy = output / path.relative_to(folder)
+        if not copy.exists() and not (processors and path.name.startswith("policy_")):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the files of a checkpoint and of its folders, but no weights and no folder that has weights."""
+    if any(folder.glob("adapter_model.*")) and folder.name == "lora_adapter":
+        return
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue
+        if path.is_dir() and not any(path.glob("*model*.safetensors")):
+            yield from _files(path)
+        elif path.suffix in _KINDS and path.is_file() and not any(map(path.match, _NOT_COPIED)):
+            yield path
