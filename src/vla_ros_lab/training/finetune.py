@@ -97,8 +97,8 @@ def finetune(job: FineTuning, arguments: argparse.Namespace, say: Say = print) -
         path = job.folder / name
         if path.is_file() and (not key or key in json.loads(path.read_text(encoding="utf-8"))):
             raise ConfigError(
-                f"--checkpoint {job.folder}: is an adapter or quantised ({name}); write it as a checkpoint of its own "
-                "first: vla-ros convert"
+                f"--checkpoint {job.folder}: is an adapter or quantised ({name}); write it as a checkpoint of its "
+                "own first: vla-ros convert"
             )
     claimed = _claim(output, job, arguments)
     if arguments.scores:

@@ -294,7 +294,7 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
 
         loaded, produce = self._open(where)
         fill(loaded.model, produce, where.device, getattr(torch, where.dtype))
-        stored, keys = read_manifest(self.folder, self._options.base), (self._image_key,)
+        stored, keys = read_merged(self.folder, self._options.base), (self._image_key,)
         return make_trainable(loaded, self._spec(loaded), keys, stored, "openvla", recompute_layers)
 
     def _resize(self, size: tuple[int, int], dataset: str) -> ResizeNaive | LiberoResize:
