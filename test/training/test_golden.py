@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -303,7 +304,46 @@ def test_groot():
     check_steps(golden, lambda: found.trainee(batch).total, parameters)
 
 
-@pytest.mark.skipif(not (OTHER / "finetune").is_dir(), reason="needs the golden files of VLA_ROS_GOLDEN")
+GOLDEN_FILES = pytest.mark.skipif(
+    not (OTHER / "finetune").is_dir(), reason="needs the golden files of VLA_ROS_GOLDEN"
+)
+
+
+@GOLDEN_FILES
+def test_openpi_lora(tmp_path):
+    """The recipe's targets, and what trains in full beside them, are those of openpi's JAX code."""
+    golden = Golden("pi05_openpi_lora")
+    write_layout(tmp_path / "openpi", "pi05", "openpi")
+    found = trainable(tmp_path / "openpi", f"policy.tokenizer:={DATA}/pi/tokenizer.model", "policy.robot:=aloha")
+    adapted = adapt(found, recipe_of("pi05", "openpi"), AdapterOptions("lora"), "cpu")
+    ranks = {adapted.factors(layer)[0].shape[0] for layer in adapted.layers}
+    assert ranks == {16, 32}
+    again = trainable(tmp_path / "openpi", f"policy.tokenizer:={DATA}/pi/tokenizer.model", "policy.robot:=aloha")
+    recipe = replace(recipe_of("pi05", "openpi").lora, ranks={}, both=0.0)
+    recipe = replace(recipe_of("pi05", "openpi"), lora=recipe)
+    adapted = adapt(again, recipe, AdapterOptions("lora", rank=4, alpha=4), "cpu")
+    parameters = {
+        f"base_model.model.{name}": one
+        for own, name in adapted.whole.items()
+        for one in [dict(again.trainee.named_parameters())[own]]
+    }
+    for layer, name in adapted.layers.items():
+        one = again.trainee.get_submodule(layer)
+        for which, part in (("A", one.lora_A), ("B", one.lora_B)):
+            key = f"base_model.model.{name}.lora_{which}.default.weight"
+            part["default"].weight.data.copy_(golden.tensor(f"init.{key}"))
+            parameters[key] = part["default"].weight
+    moved = {
+        name for name, norm in zip(golden["grad_names"].tolist(), golden["grad_norms"], strict=True) if norm > 0
+    }
+    assert moved == parameters.keys() & set(golden["grad_names"].tolist())
+    assert parameters.keys() == moved
+    batch = openpi_batch(golden, again)
+    compare(golden, lambda: again.trainee(batch).total, parameters)
+    check_steps(golden, lambda: again.trainee(batch).total, parameters, golden["step_lr"])
+
+
+@GOLDEN_FILES
 @pytest.mark.parametrize("name", ["openvla_lora", "oft_discrete_lora"])
 def test_tokens(name):
     golden, folder = Golden(name), OTHER / "oft" / "libero_discrete"

@@ -5,7 +5,10 @@ import pytest
 
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
 
-from test.training.runs import OPTIONS, ArmSamples, policy_of
+import torch
+
+from test.policies.oft.conftest import cases, make_policy, observe
+from test.training.runs import CPU, OPTIONS, ArmSamples, policy_of
 
 
 def asked(policy, observation):
@@ -68,3 +71,20 @@ def test_actions_return(family):
     close = np.isclose(back[free], wanted, atol=1e-4)
     assert (close | clipped).all()
     assert close.any()
+
+
+@pytest.mark.parametrize("variant", ["libero_l1", "aloha_film"])
+def test_the_training_pass_predicts_what_openvla_oft_predicts(variant):
+    """With FiLM, too: the network that is trained returns the published code's actions."""
+    policy = make_policy(variant)
+    found = policy.trainable(CPU)
+    policy.spec = found.spec
+    for case in cases(variant):
+        observation = observe(policy, variant, case)
+        wanted = case["normalized"]
+        zeros, none = np.zeros_like(wanted, np.float64), np.zeros(len(wanted), np.bool_)
+        prepared = dict(found.inputs.prepare(observation, zeros, none, np.random.default_rng(0)))
+        prepared["actions"] = wanted.astype(np.float32)
+        with torch.no_grad():
+            error = found.trainee(found.inputs.collate([prepared])).element
+        assert float(error.max()) < 1e-4
