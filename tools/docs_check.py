@@ -26,7 +26,7 @@ from pathlib import Path
 import yaml
 
 from tools.robots.descriptions import ROBOTS, urdf
-from vla_ros_lab.sim.process import private_graph
+from vla_ros_lab.eval.command import private_graph
 
 ROOT = Path(__file__).resolve().parents[1]
 SKIPPED = {

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.models.machine import Machine, measure_machine, memory_gb
-from vla_ros_lab.bench.times import Stopwatch, Times, between, median_of, percentiles, stage_medians
+from vla_ros_lab.bench.times import Stopwatch, Times, percentiles, stage_medians
 from vla_ros_models.network_policy import choose_device
 
 IN_AND_OUT = ("upload", "preprocess", "download", "post")
@@ -106,3 +107,13 @@ def compiled_baseline(device: torch.device, wanted: bool, run: Callable[[], dict
     except Exception as error:  # torch.compile raises many kinds
         reason = f"torch.compile failed: {type(error).__name__}: {str(error).strip()[:300]}"
         return {**COMPILED_UNUSED, "compiled_left_out": reason}
+
+
+def median_of(times: Times, *stages: str) -> float:
+    """Return the median of the sum of some stages; missing stages count as zero."""
+    return float(np.median(np.sum([times[name] for name in stages if name in times], axis=0)))
+
+
+def between(times: Times) -> float:
+    """Return the median of a step's time outside its stages, which is the host's work."""
+    return float(np.median(2 * times["total"] - np.sum(list(times.values()), axis=0)))

@@ -24,7 +24,7 @@ def _egl() -> Finding:
 HOUSE = House(
     "the laboratory",
     {
-        "demo": SubCommand("vla_ros_lab.sim.demo", "watch a policy move the simulated arm"),
+        "demo": SubCommand("vla_ros_lab.eval.demo", "watch a policy move the simulated arm"),
         "eval": SubCommand("vla_ros_lab.eval.cli", "score a policy on benchmarks, through the node"),
         "replay": SubCommand("vla_ros_lab.replay.cli", "evaluate a policy on recorded bags"),
         "compare": SubCommand("vla_ros_lab.replay.compare", "compare two replay results"),

@@ -40,7 +40,7 @@ def _bag(verb: str, *arguments: str, output: str) -> ExecuteProcess:
 
 def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:
     """Return the launch actions of the node and its simulation; ``names`` are the demo's arguments."""
-    from vla_ros_lab.sim.arguments import parse, plan_demo
+    from vla_ros_lab.eval.arguments import parse, plan_demo
 
     arguments = ["--attach"]
     for name in names:

@@ -11,9 +11,10 @@ import torch
 
 from benchmarks.models.measure import Measurement, run_right_drafts
 from benchmarks.models.openvla import render
+from benchmarks.models.setup import between
 from benchmarks.models.subject import make_prompt, open_subject
 from vla_ros.vision.decode import decode_image
-from vla_ros_lab.bench.times import between, collect, make_messages, percentiles
+from vla_ros_lab.bench.times import collect, make_messages, percentiles
 from vla_ros_models.openvla.inference import make_engine
 
 

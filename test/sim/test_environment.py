@@ -15,9 +15,10 @@ from vla_ros.errors import ConfigError
 from vla_ros.execution.source import PolicySource
 from vla_ros.policies.base import Policy, Session
 from vla_ros.types import ActionChunk, JointState, Observation
+from vla_ros_lab.eval.port import SIMULATED, NodePort
+from vla_ros_lab.eval.runner import EpisodeOptions, EpisodeRunner
 from vla_ros_lab.sim import arm
-from vla_ros_lab.sim.environment import Environment, EpisodeOptions, Measurements
-from vla_ros_lab.sim.simulated_time import SimulatedTime
+from vla_ros_lab.sim.environment import Environment, Measurements
 
 NAMES = (*arm.JOINT_NAMES, *arm.FINGER_NAMES)
 
@@ -87,21 +88,22 @@ def run(*assignments: str, seeds: int = 1, still: bool = False, max_steps: int =
     )
     source, reach = PolicySource(GoTo(config, still=still)), Reach()
     source.load()
-    runner = SimulatedTime(reach, config, source, EpisodeOptions(max_steps, camera_hz=20.0))
-    return [runner.run(seed) for seed in range(seeds)], reach, runner
+    port = NodePort(config, source, SIMULATED)
+    runner = EpisodeRunner(reach, port, EpisodeOptions(max_steps, camera_hz=20.0))
+    return [runner.run(seed) for seed in range(seeds)], reach, port
 
 
 def test_another_simulator_is_driven_to_its_goal():
-    results, _, runner = run(seeds=3)
+    results, _, port = run(seeds=3)
     assert [(one.success, one.reason, one.instruction) for one in results] == [
         (True, "success", "reach the goal")
     ] * 3
     assert all(2 < one.steps < 60 for one in results)
-    assert runner.stats["frames"]["dropped"] == {}
-    assert results[0].commands.positions.shape[1] == 7
+    assert port.stats["frames"]["dropped"] == {}
+    assert results[0].trace.commands.positions.shape[1] == 7
     again, _, _ = run(seeds=3)
     for one, other in zip(results, again, strict=True):
-        np.testing.assert_array_equal(one.commands.positions, other.commands.positions)
+        np.testing.assert_array_equal(one.trace.commands.positions, other.trace.commands.positions)
 
 
 def test_its_commands_pass_the_nodes_limits():
@@ -122,7 +124,7 @@ def test_a_policy_that_does_not_reach_it_fails():
 def test_an_inference_takes_simulated_time(delay_ms, gap):
     (result,), _, _ = run(f"control.inject_delay_ms:={delay_ms}")
     # The last time is the end of the episode. The next frame may come up to a period later.
-    assert gap - 1e-3 <= np.median(np.diff(result.commands.times[:-1])) <= gap + 0.05
+    assert gap - 1e-3 <= np.median(np.diff(result.trace.commands.times[:-1])) <= gap + 0.05
 
 
 def test_a_camera_that_the_simulator_lacks_is_named():
@@ -131,7 +133,7 @@ def test_a_camera_that_the_simulator_lacks_is_named():
 
 
 def test_the_table_is_one_file():
-    """Nothing else of the package knows it, except the demo and the default topics of its DDS process."""
+    """Nothing else of the package knows it, except the demo and the default topics of its port on the graph."""
     sources = Path(arm.__file__).parents[1].rglob("*.py")
     users = {path.stem for path in sources if "vla_ros_lab.sim.table import" in path.read_text()}
-    assert users == {"arguments", "node"}
+    assert users == {"arguments", "graph"}

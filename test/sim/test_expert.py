@@ -11,10 +11,10 @@ from vla_ros.execution.source import PolicySource
 from vla_ros.kinematics.rotations import read_rotation
 from vla_ros.policies import Policy, Session, available
 from vla_ros.types import ActionChunk, Observation
+from vla_ros_lab.eval.port import NodePort
+from vla_ros_lab.eval.runner import EpisodeOptions, EpisodeRunner
 from vla_ros_lab.sim import arm
-from vla_ros_lab.sim.environment import EpisodeOptions
 from vla_ros_lab.sim.expert import ACTIONS, MAX_STEP, MAX_TURN, ExpertPolicy, decide
-from vla_ros_lab.sim.one_process import InLockstep
 from vla_ros_lab.sim.table import TableEnvironment
 from vla_ros_lab.sim.tasks import TASK_NAMES, make_task
 from vla_ros_lab.sim.world import TableTop, WorldOptions
@@ -39,10 +39,11 @@ def observation(world: TableTop, instruction: str) -> Observation:
     return Observation({}, instruction, 5, state)
 
 
-def in_lockstep(world: TableTop, expert: type[ExpertPolicy] = ExpertPolicy) -> InLockstep:
+def in_lockstep(world: TableTop, expert: type[ExpertPolicy] = ExpertPolicy) -> EpisodeRunner:
     """Episodes of an expert, driven by the node."""
     config = load([config_file("demo")], ["policy.name:=expert", "control.schedule:=sync"])
-    return InLockstep(TableEnvironment(world), config, PolicySource(expert(config)).start(), EpisodeOptions())
+    port = NodePort(config, PolicySource(expert(config)).start())
+    return EpisodeRunner(TableEnvironment(world), port, EpisodeOptions())
 
 
 def test_the_expert_is_found_by_its_entry_point(expert):
@@ -58,10 +59,10 @@ def test_the_expert_solves_picks_and_pushes():
         runner = in_lockstep(world)
         results = [runner.run(seed) for seed in range(16)]
     assert {result.instruction.split()[-1] for result in results} >= {"left", "right"}
-    failed = [(result.seed, result.instruction, result.reason) for result in results if not result.success]
+    failed = [(result.state, result.instruction, result.reason) for result in results if not result.success]
     assert not failed
     assert np.mean([result.steps for result in results]) < 25
-    assert (runner.limited, runner.refused) == (0, 0), "the expert stays within all limits"
+    assert not any(result.limited + result.refused for result in results), "the expert stays within all limits"
 
 
 class Noisy(ExpertPolicy):

@@ -62,7 +62,7 @@ def test_a_step_in_ticks_equals_one_step(world):
 
 
 def test_joint_and_object_states_are_named(world):
-    joints, objects = world.joint_state(7), world.object_state(7)
+    [joints], objects = world.joint_states(7), world.object_state(7)
     assert joints.names == world.joint_names == (*arm.JOINT_NAMES, "finger_left", "finger_right")
     assert joints.stamp == objects.stamp == 7
     places = positions_of(objects.positions)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from vla_ros_lab.sim.results import Commands, steadiness
+from vla_ros_lab.eval.results import Commands, steadiness
 
 RATE = 20.0
 

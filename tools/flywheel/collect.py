@@ -19,7 +19,7 @@ from tools.train.evaluate import words_of
 from vla_ros.errors import VlaRosError
 from vla_ros.execution.source import PolicySource
 from vla_ros.policies.base import create
-from vla_ros_lab.sim.arguments import episode_options, make_table, parse, plan_demo
+from vla_ros_lab.eval.arguments import episode_options, make_table, parse, plan_demo
 
 KINDS = ("corrected", "demonstrated", "autonomous")
 JOURNAL = "episodes.json"
@@ -55,10 +55,10 @@ class Collector:
             helps=kind == "corrected", demonstrates=kind == "demonstrated",
         )  # fmt: skip
         result = session.run(seed)
-        kept = session.takeovers > 0 if kind == "corrected" else result.success
+        kept = session.takeovers > 0 if kind == "corrected" else bool(result.success)
         if not kept:
             shutil.rmtree(path)
-        outcome = {"seed": seed, "kept": kept, "success": result.success, "steps": result.steps}
+        outcome = {"seed": seed, "kept": kept, "success": bool(result.success), "steps": result.steps}
         return {**outcome, "takeovers": session.takeovers}
 
 

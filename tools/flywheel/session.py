@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from vla_ros.config import Config, node_topics
+from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.command import Command, to_message
 from vla_ros.control.mode import PERSON, Mode
 from vla_ros.errors import VlaRosError
@@ -19,13 +20,14 @@ from vla_ros.record.bag import BagWriter
 from vla_ros.record.topics import Recorded, recorded_topics
 from vla_ros.types import FloatArray, JointState
 from vla_ros.vision.messages import encode_image
+from vla_ros_lab.eval.port import SIMULATED, Measure, NodePort
+from vla_ros_lab.eval.results import Score
+from vla_ros_lab.eval.runner import EpisodeOptions, EpisodeRunner
 from vla_ros_lab.replay.topics import live_name
 from vla_ros_lab.sim import arm
-from vla_ros_lab.sim.environment import Episode, EpisodeOptions, Measurements
+from vla_ros_lab.sim.environment import Measurements
 from vla_ros_lab.sim.expert import RATE_HZ, Situation, plan
-from vla_ros_lab.sim.results import EpisodeResult
 from vla_ros_lab.sim.scene import LIFT_HEIGHT
-from vla_ros_lab.sim.simulated_time import SimulatedTime
 from vla_ros_lab.sim.table import TableEnvironment
 
 LEADER = "/leader/joint_states"
@@ -39,7 +41,7 @@ _LIFTED = 0.03  # m; the person hands back once the object is this high
 _GRIP = 0.25  # of the hand's range between two messages
 
 
-class Session(SimulatedTime):
+class Session(NodePort):
     """One episode on a node of its own, and a person who watches it; written to the bag ``path``.
 
     A person who ``demonstrates`` begins at once and moves the arm to the end. Another takes over only if ``helps``,
@@ -61,37 +63,39 @@ class Session(SimulatedTime):
         helps: bool,
         demonstrates: bool,
     ) -> None:
-        super().__init__(environment, config, source, options)
+        self._simulated = SimulatedClock(1_000_000_000)
+        super().__init__(config, source, SIMULATED, time=self._simulated)
+        self._runner = EpisodeRunner(environment, self, options)
         self._world, self._types = environment.world, message_types()
         self._helps, self._demonstrates, self.takeovers = helps, demonstrates, 0
         self._path, self._said = path, 0
-        self._topics = config.topics
-        self._waiting = list[Recorded]()
-        node = self._node
+        self._topics, self._arms = config.topics, config.arms
+        self._recorded = list[Recorded]()
+        self._record = recorded_topics(config, live_name)
+        node = self.node
         self._episodes = Episodes(node.context, self._on_event)
         node.safety.listen(lambda event: self._episodes.look("source" if event.kind == "source" else "state"))
 
-    def run(self, seed: int) -> EpisodeResult:
-        bag = BagWriter(self._path, recorded_topics(self._config, live_name))
+    def run(self, seed: int) -> Score:
+        bag = BagWriter(self._path, self._record)
         try:
-            result = super().run(seed)
-            self._node.safety.take_over(Mode.PAUSED)
+            result = self._runner.run(seed)
+            self.node.safety.take_over(Mode.PAUSED)
             self._episodes.label("success" if result.success else "failure")
             return result
         finally:
-            bag.write(self._waiting)
+            bag.write(self._recorded)
             bag.close()
 
-    def _begin(self, seed: int) -> Episode:
-        episode = super()._begin(seed)
-        self._write(live_name(node_topics.INSTRUCTION), self._text(self._instruction))
+    def begin(self, instruction: str, measure: Measure) -> None:
+        super().begin(instruction, measure)
+        self._write(live_name(node_topics.INSTRUCTION), self._text(instruction))
         self._height, self._best, self._since = float(self._place[2]), np.inf, 0.0
         self._command = dict(zip(self._world.joint_names, self._world.joint_positions().tolist(), strict=True))
         self._hand = self._commanded()
-        self._node.safety.take_over(Mode.CORRECTING if self._demonstrates else Mode.AUTONOMOUS)
+        self.node.safety.take_over(Mode.CORRECTING if self._demonstrates else Mode.AUTONOMOUS)
         self.takeovers += self._demonstrates
         self._say()
-        return episode
 
     # The person
 
@@ -102,10 +106,10 @@ class Session(SimulatedTime):
 
     def _say(self) -> None:
         """Look, decide, and publish the leader's joints."""
-        self._clock.after(_PERIOD, self._say)
-        if self._episode is None or self._episode.over:
+        self._simulated.after(_PERIOD, self._say)
+        if self._runner.over:
             return
-        safety = self._node.safety
+        safety = self.node.safety
         if safety.mode is Mode.AUTONOMOUS:
             self._hand = self._commanded()  # the leader's motors follow the arm
             self._said = 0
@@ -116,10 +120,10 @@ class Session(SimulatedTime):
         self._publish_leader()
 
     def _has_stalled(self) -> bool:
-        now, place = self._clock.steady(), self._place
+        now, place = self.time.steady(), self._place
         lifted = float(place[2]) - self._height
         left = float(np.linalg.norm(place - self._world.tool_position())) + max(0.0, LIFT_HEIGHT - lifted)
-        if left < self._best - _PROGRESS or not self.steps:
+        if left < self._best - _PROGRESS or not self._runner.steps:
             self._best, self._since = min(left, self._best), now
         return now - self._since > _PATIENCE
 
@@ -140,18 +144,18 @@ class Session(SimulatedTime):
         self._hand[-1] += np.clip(self._opening - self._hand[-1], -_GRIP, _GRIP)
 
     def _ask(self, mode: Mode) -> None:
-        assert self._node.person is not None
+        assert self.node.person is not None
         if mode is Mode.CORRECTING:
-            self._node.person.begin()
+            self.node.person.begin()
             self.takeovers += 1
-        if refused := self._node.safety.take_over(mode):
+        if refused := self.node.safety.take_over(mode):
             raise VlaRosError(f"takeover: {refused}")
 
     def _publish_leader(self) -> None:
-        assert self._node.person is not None
-        [(_, topic, line, reader)] = self._node.person.followed_topics()
-        message = self._joint_state(JointState((*arm.JOINT_NAMES, "hand"), self._hand, self._clock.ros()))
-        self._node.person.hear(message, line, reader, Origin(b"leader", self._clock.ros()))
+        assert self.node.person is not None
+        [(_, topic, line, reader)] = self.node.person.followed_topics()
+        message = self._joint_state(JointState((*arm.JOINT_NAMES, "hand"), self._hand, self.time.ros()))
+        self.node.person.hear(message, line, reader, Origin(b"leader", self.time.ros()))
         self._write(topic, message)
 
     def _commanded(self) -> FloatArray:
@@ -161,17 +165,16 @@ class Session(SimulatedTime):
 
     # What is recorded
 
-    def _publish(self, cameras: Sequence[str]) -> Measurements:
-        measured = super()._publish(cameras)
-        for own, state in zip(self._config.arms, measured.joints, strict=True):
+    def receive(self, measured: Measurements, stamp: int) -> None:
+        super().receive(measured, stamp)
+        for own, state in zip(self._arms, measured.joints, strict=True):
             self._write(own.joint_states, self._joint_state(state))
-        for topic in cameras:
-            self._write(topic, encode_image(measured.images[topic], self._clock.ros(), "camera"))
-        return measured
+        for topic, image in measured.images.items():
+            self._write(topic, encode_image(image, stamp, "camera"))
 
-    def _obey(self, commands: Sequence[Command]) -> None:
-        super()._obey(commands)
-        for command, own in zip(commands, self._config.arms, strict=True):
+    def obey(self, commands: Sequence[Command]) -> None:
+        super().obey(commands)
+        for command, own in zip(commands, self._arms, strict=True):
             self._command |= dict(zip(command.names, command.positions.tolist(), strict=True))
             self._write(own.command, to_message(command, own.output, self._types.message))
 
@@ -187,4 +190,4 @@ class Session(SimulatedTime):
 
     def _write(self, topic: str, message: Any) -> None:
         data = message if isinstance(message, bytes) else self._types.serialize(message)
-        self._waiting.append(Recorded(self._clock.ros(), self._clock.ros(), topic, data))
+        self._recorded.append(Recorded(self.time.ros(), self.time.ros(), topic, data))

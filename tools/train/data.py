@@ -24,10 +24,10 @@ from vla_ros.errors import VlaRosError
 from vla_ros.execution.source import ActionSource
 from vla_ros.policies.base import Session
 from vla_ros.types import ActionChunk, FloatArray, Observation, UInt8Array
+from vla_ros_lab.eval.port import NodePort
+from vla_ros_lab.eval.runner import EpisodeOptions, EpisodeRunner
 from vla_ros_lab.sim import arm
-from vla_ros_lab.sim.environment import EpisodeOptions
 from vla_ros_lab.sim.expert import ExpertPolicy
-from vla_ros_lab.sim.one_process import InLockstep
 from vla_ros_lab.sim.scene import Scene
 from vla_ros_lab.sim.table import TableEnvironment
 from vla_ros_lab.sim.tasks import SLOTS, make_task
@@ -205,7 +205,8 @@ class Recorder:
         self._world = TableTop(WorldOptions(tasks=recipe.tasks, rate_hz=recipe.rate_hz, objects=recipe.objects))
         self._source = Demonstrator(ExpertPolicy(config), self._world, recipe)
         episodes = EpisodeOptions(recipe.max_steps)
-        self._runner = InLockstep(TableEnvironment(self._world), config, self._source, episodes)
+        self._port = NodePort(config, self._source)
+        self._runner = EpisodeRunner(TableEnvironment(self._world), self._port, episodes)
 
     def close(self) -> None:
         self._world.close()
@@ -235,15 +236,15 @@ class Recorder:
         recipe, source = self._recipe, self._source
         source.begin(seed)
         success = self._runner.run(seed).success
-        if self._runner.failed:
-            raise VlaRosError(self._runner.failed)
+        if self._port.failed:
+            raise VlaRosError(self._port.failed)
         if recipe.horizon > 1:
             states = np.stack([row["states"] for row in source.rows]).astype(np.float64)
             places = np.stack([row.pop("places") for row in source.rows])
             chunks = counterfactual_chunks(states, places, recipe.tasks, recipe.horizon, recipe.rate_hz)
             for row, actions in zip(source.rows, chunks, strict=True):
                 row["actions"] = actions
-        return seed, int(success), len(source.frames)
+        return seed, int(bool(success)), len(source.frames)
 
 
 def _another(scene: Scene, recipe: DataRecipe, rng: np.random.Generator) -> Scene:

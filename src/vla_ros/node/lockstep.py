@@ -23,6 +23,16 @@ _MOST = 100_000  # iterations for one stamp; a second at 250 Hz takes a thousand
 _RESET = 1_000_000_000  # ns; a simulation that leaves out more time has reset its world
 
 
+def run_due(clock: SimulatedClock, run_once: Callable[[], object]) -> None:
+    """Run a control loop until nothing more is due at the time at which its ``clock`` stands."""
+    clock.limit = clock.ros() + _MOMENT
+    for _ in range(_MOST):
+        if clock.ros() >= clock.limit:
+            return
+        run_once()
+    raise VlaRosError(f"a step of the simulation did not end within {_MOST} iterations of the control loop")
+
+
 class _Input:
     """The messages of one topic with its newest stamp, of which each step has ``expected``."""
 
@@ -106,9 +116,4 @@ class LockstepWiring(Wiring):
             for deliver in each.newest:
                 deliver()
         self._supervise()
-        self.clock.limit = stamp + _MOMENT
-        for _ in range(_MOST):
-            if self.clock.ros() >= self.clock.limit:
-                return
-            self._run_once()
-        raise VlaRosError(f"a step of the simulation did not end within {_MOST} iterations of the control loop")
+        run_due(self.clock, self._run_once)

@@ -38,13 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_measurement_arguments(parser: argparse.ArgumentParser, steps: int) -> None:
     """Add the arguments that all measurements share; ``steps`` is the default number of measured steps."""
     parser.add_argument("--steps", type=number(int, 0 if not steps else 1), default=steps, help="measured steps")
-    parser.add_argument(
-        "--pause", type=number(float, 0), default=0.0, metavar="MS",
-        help="rest between steps; without it a GPU may reach its power limit, which slows it down",
-    )  # fmt: skip
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the figures; '-' prints them instead of a table"
-    )
+    text = "rest between steps; without it a GPU may reach its power limit, which slows it down"
+    parser.add_argument("--pause", type=number(float, 0), default=0.0, metavar="MS", help=text)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures; - prints them, and no table")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -83,16 +79,11 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
     counts = len(robot.joint_names), len(robot.gripper_joint_names)
     sizes = {one.key: one.size or sum(part.size(*counts) for part in one.components) for one in spec.state}
     if missing or not all(sizes.values()):
-        raise ConfigError(
-            f"policy.name: '{config.policy.name}' needs the images {list(spec.image_keys)} and state of "
-            f"sizes {sizes}; "
-            f"found camera.keys {list(cameras)} and robot.joint_names {list(robot.joint_names)}"
-        )
+        needs = f"needs the images {list(spec.image_keys)} and state of sizes {sizes}"
+        found = f"found camera.keys {list(cameras)} and robot.joint_names {list(robot.joint_names)}"
+        raise ConfigError(f"policy.name: '{config.policy.name}' {needs}; {found}")
     preprocess = Preprocessor(config.camera, spec)
-    messages = {
-        key: (index, make_messages(camera.height, camera.width, seed=index))
-        for key, (index, camera) in used.items()
-    }
+    messages = {key: (at, make_messages(one.height, one.width, seed=at)) for key, (at, one) in used.items()}
     lengths = {image.key: len(image.delta_timestamps) for image in spec.images}
     lengths |= {vector.key: len(vector.delta_timestamps) for vector in spec.state}
     state = {key: np.zeros((lengths[key], size) if lengths[key] > 1 else size) for key, size in sizes.items()}
@@ -110,14 +101,9 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
     session.close()
     policy.close()
     times = collect(steps_ms[WARM_UP:])
-    return {
-        "policy": config.policy.name,
-        "steps": steps,
-        "load_s": 1e-3 * loading.milliseconds["load"],
-        "total_ms": percentiles(times["total"]),
-        "stages_ms": stage_medians(times),
-        "chunk": list(chunk.actions.shape),
-    }
+    what = {"policy": config.policy.name, "steps": steps, "load_s": 1e-3 * loading.milliseconds["load"]}
+    measured = {"total_ms": percentiles(times["total"]), "stages_ms": stage_medians(times)}
+    return {**what, **measured, "chunk": list(chunk.actions.shape)}
 
 
 def _at_times(image: RawImage, times: int) -> UInt8Array:

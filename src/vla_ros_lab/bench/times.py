@@ -51,16 +51,6 @@ def stage_medians(times: Times) -> dict[str, float]:
     return {name: float(np.median(each)) for name, each in times.items() if name != "total" and each.size}
 
 
-def median_of(times: Times, *stages: str) -> float:
-    """Return the median of the sum of some stages; missing stages count as zero."""
-    return float(np.median(np.sum([times[name] for name in stages if name in times], axis=0)))
-
-
-def between(times: Times) -> float:
-    """Return the median of a step's time outside its stages, which is the host's work."""
-    return float(np.median(2 * times["total"] - np.sum(list(times.values()), axis=0)))
-
-
 def row(name: str, *values: float | str | None) -> str:
     """Return a row of the printed table with up to two figures; "-" stands for a missing one."""
     cells = ["-" if one is None else one if isinstance(one, str) else f"{one:.3f}" for one in values]

@@ -31,11 +31,9 @@ def compare_results(first: Path, second: Path, console: Console) -> int:
     left_out = len(a.keys() | b.keys()) - len(pairs)
     p = mcnemar(len(lost), len(gained))
     verdict = "a difference" if p < 0.05 else "no evidence of a difference"
-    console.print(
-        f"changed: {len(lost)} only in the first, {len(gained)} only in the second; McNemar's exact p = {p:.4g}: "
-        f"{verdict}; {left_out} episodes without a pair or with an error",
-        soft_wrap=True,
-    )
+    changed = f"changed: {len(lost)} only in the first, {len(gained)} only in the second"
+    rest = f"{left_out} episodes without a pair or with an error"
+    console.print(f"{changed}; McNemar's exact p = {p:.4g}: {verdict}; {rest}", soft_wrap=True)
     for mark, keys in (("lost", lost), ("gained", gained)):
         for task, state in keys[:_LISTED]:
             console.print(f"  {mark}: {escape(printable(task))}, state {state}", soft_wrap=True)

@@ -90,10 +90,8 @@ class BenchmarkEnvironment(Environment):
     def observe(self, cameras: Collection[str], stamp: int) -> Measurements:
         """Return the images and vectors of the last step; there are no joint states."""
         images = {topic: self._images[topic.split("/")[1]] for topic in cameras}
-        state = {
-            "/" + name: JointState(tuple(map(str, range(len(values)))), values, stamp)
-            for name, values in self._vectors.items()
-        }
+        names = {name: tuple(map(str, range(size))) for name, size in self.vectors.items()}
+        state = {f"/{name}": JointState(names[name], values, stamp) for name, values in self._vectors.items()}
         return Measurements([], images, state)
 
     def apply(self, command: Command) -> None:
@@ -117,6 +115,9 @@ class BenchmarkEnvironment(Environment):
         self.success = bool(self.result.get("success"))
         if answer["observation"] is not None:
             self._observe(answer["observation"])
+
+    def summary(self) -> Mapping[str, Any]:
+        return {"metrics": self.result}
 
     def close(self) -> None:
         self._process.close()

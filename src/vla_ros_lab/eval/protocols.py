@@ -45,9 +45,7 @@ def find_protocol(name: str) -> Protocol | None:
             steps = one.get("steps", {}).get(suite, family["suites"][suite])
             params = {"suite": suite, **one["params"]}
             own = {name: one[name] for name in ("execute_steps", "differs") if name in one}
-            return Protocol(
-                family["benchmark"], params, family["episodes"], steps, rate_hz=family["rate_hz"], **own
-            )
+            return Protocol(family["benchmark"], params, family["episodes"], steps, family["rate_hz"], **own)
     return None
 
 

@@ -1,9 +1,9 @@
-"""Results of an evaluation: one line of a log for each episode, and a JSON file that vla-eval's tools read."""
+"""Results of episodes: one line of a log for each, and a JSON file that vla-eval's tools read."""
 
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,52 @@ import numpy as np
 
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.files import read_json_value, save_text
+from vla_ros.telemetry.execution import Steadiness
+from vla_ros.types import FloatArray, IntArray, UInt8Array
 from vla_ros_lab.eval.intervals import wilson
 
 _VERSION = "0.8.0"  # of vla-eval, whose result format is written
+
+
+@dataclass(frozen=True)
+class Commands:
+    """The commands to the first arm in an episode."""
+
+    # Times of arrival and end of the episode, seconds, float64 [T + 1]; empty in lockstep.
+    times: FloatArray = field(default_factory=lambda: np.zeros(0))
+    # Stamp of each command's frame, nanoseconds, int64 [T]; the same for all commands of a chunk.
+    stamps: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    # Joint positions, float64 [T, N], radians.
+    positions: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+
+
+def steadiness(episodes: Iterable[Commands], rate_hz: float) -> dict[str, float]:
+    """Return gaps and seams of the commands (:meth:`Steadiness.figures`), which are due at ``rate_hz``."""
+    statistics, period = Steadiness(), 1 / rate_hz
+    for commands in episodes:
+        statistics.interrupted()
+        for at in commands.times:
+            statistics.waited(float(at), period)
+        begins = np.diff(commands.stamps, prepend=commands.stamps[:1]) != 0
+        for positions, begins_chunk in zip(commands.positions, begins, strict=True):
+            statistics.moved(positions, None, period, begins_chunk=bool(begins_chunk))
+    return statistics.figures()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What happened in an episode, for the report; the log does not keep it."""
+
+    # Upright images, uint8 [H, W, 3] RGB, in order of time.
+    images: tuple[UInt8Array, ...] = ()
+    # Float64 [T, D], the policy's actions before limits and kinematics; [0, 0] if none was received.
+    actions: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    # Float64 [T, arms, 3], measured position of each arm's ``tool`` in the table's frame, metres.
+    tips: FloatArray = field(default_factory=lambda: np.zeros((0, 1, 3)))
+    # Float64 [T, arms], measured opening of one finger, metres (0 closed, 0.04 open).
+    fingers: FloatArray = field(default_factory=lambda: np.zeros((0, 1)))
+    target: str = ""  # names of the requested objects, for example ``red_cube and blue_ball``
+    commands: Commands = field(default_factory=Commands)  # commands to the first arm
 
 
 @dataclass(frozen=True)
@@ -36,10 +79,16 @@ class Score:
     inference_ms: tuple[float, ...] = ()  # median and 99th percentile
     metrics: Mapping[str, Any] = field(default_factory=dict)  # what the benchmark says
     video: str = ""  # file
+    reason: str = ""  # ``success``, ``failure``, ``wrong_object``, ``timeout`` or ``no_command``
+    touched: str = ""  # name of the object that was moved instead, or ""
+    trace: Trace = field(default_factory=Trace, compare=False)
 
     @property
     def key(self) -> tuple[str, int]:
         return self.task, self.state
+
+
+_LOGGED = [leaf.name for leaf in fields(Score) if leaf.name != "trace"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +125,14 @@ def summary_of(scores: Sequence[Score]) -> Summary:
     return Summary(len(scores), len(scores) - len(good), won, low, high, inference_ms=median, **means, **shares)
 
 
+def motion_of(scores: Iterable[Score]) -> dict[str, float | None]:
+    """Return ``stalled_share``, ``longest_gap_ms`` and ``seam_ratio``; None if a figure does not apply."""
+    moved = [score for score in scores if score.seconds]
+    rate_hz = moved[0].steps / moved[0].seconds if moved else 1.0
+    figures = steadiness([score.trace.commands for score in moved], rate_hz)
+    return {name: figures.get(name) for name in ("stalled_share", "longest_gap_ms", "seam_ratio")}
+
+
 def by_task(scores: Iterable[Score]) -> dict[str, list[Score]]:
     found: dict[str, list[Score]] = {}
     for score in scores:
@@ -90,53 +147,47 @@ def to_json(scores: Sequence[Score], name: str, settings: Mapping[str, Any]) -> 
     error has a ``failure_reason`` and no metric, so that no mean contains it.
     """
     whole = summary_of(scores)
+    tasks = {task: (each, summary_of(each)) for task, each in by_task(scores).items()}
     return {
         "success_rate": whole.rate,
-        "low": whole.low,
-        "high": whole.high,
         "episodes": whole.episodes,
         "errors": whole.errors,
         "benchmark": name,
         "mode": settings["mode"],
         "harness_version": _VERSION,
         "created_at": datetime.now(timezone.utc).isoformat(),
-        "tasks": [_task(task, each) for task, each in by_task(scores).items()],
+        "tasks": [
+            {
+                "task": task,
+                "episodes": list(map(_episode, each)),
+                "num_episodes": found.episodes,
+                "avg_steps": found.steps,
+                **_success(found),
+            }
+            for task, (each, found) in tasks.items()
+        ],
         "config": dict(settings),
         "metric_keys": {"success": "mean"},
-        "mean_success": round(whole.rate, 4),
-        "num_errors": whole.errors,
         "num_episodes_total": whole.episodes,
-        "held_share": whole.held,
-        "limited_share": whole.limited,
-        "refused_share": whole.refused,
+        **{f"{name}_share": getattr(whole, name) for name in ("held", "limited", "refused")},
         "inference_ms": None if np.isnan(whole.inference_ms) else whole.inference_ms,
+        **_success(whole),
     }
 
 
-def _task(task: str, scores: Sequence[Score]) -> dict[str, Any]:
-    found = summary_of(scores)
-    return {
-        "task": task,
-        "episodes": [_episode(score) for score in scores],
-        "num_episodes": found.episodes,
-        "num_errors": found.errors,
-        "avg_steps": found.steps,
-        "mean_success": round(found.rate, 4),
-        "low": found.low,
-        "high": found.high,
-    }
+def _success(found: Summary) -> dict[str, Any]:
+    rate = {"mean_success": round(found.rate, 4), "num_errors": found.errors}
+    return {**rate, "low": found.low, "high": found.high}
 
 
 def _episode(score: Score) -> dict[str, Any]:
-    said = {} if score.success is None else {**score.metrics, "success": score.success}
-    wrong = {"failure_reason": "error", "failure_detail": score.error} if score.success is None else {}
-    ours = ("instruction", "seconds", "limited", "held", "refused", "late", "inference_ms", "video")
+    metrics = {**score.metrics, "success": score.success}
+    wrong = {"metrics": {}, "failure_reason": "error", "failure_detail": score.error}
+    ours = ("steps", "instruction", "seconds", "limited", "held", "refused", "late", "inference_ms", "video")
     return {
         "episode_id": score.state,
-        "metrics": said,
-        "steps": score.steps,
         "elapsed_sec": score.elapsed_s,
-        **wrong,
+        **({"metrics": metrics} if score.success is not None else wrong),
         **{name: getattr(score, name) for name in ours},
     }
 
@@ -145,19 +196,14 @@ def read_results(path: Path) -> dict[tuple[str, int], bool | None]:
     """Return each episode's outcome by task and initial state, from a file of this command or of vla-eval."""
     try:
         tasks = read_json_value(path)["tasks"]
-        return {
-            (task["task"], int(one["episode_id"])): None
-            if one.get("failure_reason")
-            else bool(one["metrics"]["success"])
-            for task in tasks
-            for one in task["episodes"]
-        }
+        found = {(task["task"], int(one["episode_id"])): one for task in tasks for one in task["episodes"]}
+        failed = {key for key, one in found.items() if one.get("failure_reason")}
+        return {key: None if key in failed else bool(one["metrics"]["success"]) for key, one in found.items()}
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(
-            f"{path}: no results of vla-ros eval or vla-eval ({type(error).__name__}: {error})"
-        ) from None
+        why = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{path}: no results of vla-ros eval or vla-eval ({why})") from None
 
 
 def _without_port(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,18 +220,15 @@ class Log:
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any], *, resume: bool, alone: bool = True) -> None:
-        self.path = path
-        plain = dict(settings)
+        self.path, plain = path, dict(settings)
         if resume and path.exists():
             before = self._lines()[0]
             now, then = _without_port(plain), _without_port(before)
             different = [key for key in now.keys() | then.keys() if now.get(key) != then.get(key)]
             if different:
                 key = min(different)
-                raise ConfigError(
-                    f"--resume {path}: was made with {key} = {before.get(key)}, now {plain.get(key)}; use the same "
-                    "options, or another --json"
-                )
+                found = f"was made with {key} = {before.get(key)}, now {plain.get(key)}"
+                raise ConfigError(f"--resume {path}: {found}; use the same options, or another --json")
             if alone:  # a line that was half written when a process was killed
                 save_text(path, "".join(path.read_text(encoding="utf-8").rpartition("\n")[:2]))
         else:
@@ -195,24 +238,22 @@ class Log:
         """Append an episode in one write, so that lines of several processes do not mix."""
         try:
             with self.path.open("ab", buffering=0) as file:
-                file.write((json.dumps(asdict(score)) + "\n").encode())
+                file.write((json.dumps({name: getattr(score, name) for name in _LOGGED}) + "\n").encode())
         except OSError as error:
             raise VlaRosError(f"{self.path}: cannot be written ({error.strerror})") from None
 
     def scores(self) -> list[Score]:
         """Return the episodes; a later one of the same task and state replaces an earlier one."""
-        names = {leaf.name for leaf in fields(Score)}
         found = {}
         for line in self._lines()[1:]:
-            score = Score(**{name: value for name, value in line.items() if name in names})
+            score = Score(**{name: value for name, value in line.items() if name in _LOGGED})
             found[score.key] = score
         return list(found.values())
 
     def _lines(self) -> list[dict[str, Any]]:
         try:
-            whole, _, _ = self.path.read_text(encoding="utf-8").rpartition(
-                "\n"
-            )  # the last line may be half written
+            # The last line may be half written.
+            whole, _, _ = self.path.read_text(encoding="utf-8").rpartition("\n")
             return [json.loads(line) for line in whole.splitlines()]
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self.path}: is no log of vla-ros eval ({error})") from None

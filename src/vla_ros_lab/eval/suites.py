@@ -17,11 +17,11 @@ from vla_ros.contract.gripper import gripper_ends
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.policies.base import checkpoint_options, create
+from vla_ros_lab.eval.arguments import make_table, plan_demo
+from vla_ros_lab.eval.arguments import parse as parse_demo
 from vla_ros_lab.eval.environment import BenchmarkEnvironment, Case
 from vla_ros_lab.eval.process import BenchmarkError, BenchmarkProcess
 from vla_ros_lab.eval.protocols import Protocol, find_protocol
-from vla_ros_lab.sim.arguments import make_table, plan_demo
-from vla_ros_lab.sim.arguments import parse as parse_demo
 from vla_ros_lab.sim.environment import Environment
 
 _APART = 0.5  # ms between a step of the environment and the commands for the next one, on the simulated clock
@@ -164,12 +164,9 @@ def _cases(stated: Sequence[Mapping[str, Any]], episodes: int | None) -> list[Ca
 
 def _missing(cases: Sequence[Case], stated: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     """Return the positions of the cases whose initial state does not exist, and why they cannot be run."""
-    most = [one["most_episodes"] for one in stated]
-    return {
-        position: f"initial state {case.state} does not exist: the task has {most[case.entry]}"
-        for position, case in enumerate(cases)
-        if most[case.entry] is not None and case.state >= most[case.entry]
-    }
+    most = [(position, case.state, stated[case.entry]["most_episodes"]) for position, case in enumerate(cases)]
+    lacking = [(position, state, count) for position, state, count in most if count is not None and state >= count]
+    return {at: f"initial state {state} does not exist: the task has {count}" for at, state, count in lacking}
 
 
 def _probe(environment: BenchmarkEnvironment, count: int, impossible: dict[int, str]) -> None:
@@ -252,10 +249,8 @@ def _action(base: Config, spec: PolicySpec, stated: Mapping[str, Any], notes: li
         sizes = [part["dims"] for part in said.values()]
         if all(sizes) and sizes and spec.dimension not in (0, sum(sizes)):
             takes = " + ".join(f"{name} ({part['format']}, {part['dims']})" for name, part in said.items())
-            ours = " + ".join(map(str, spec.action)) or "numbers"
-            raise ConfigError(
-                f"the policy's actions have {spec.dimension} numbers ({ours}), but {stated['name']} takes {takes}"
-            )
+            ours = f"{spec.dimension} numbers ({' + '.join(map(str, spec.action)) or 'numbers'})"
+            raise ConfigError(f"the policy's actions have {ours}, but {stated['name']} takes {takes}")
         form = benchmarks.ROTATIONS.get(str(said.get("rotation", {}).get("format")), "")
         ends = benchmarks.GRIPPERS.get(str(said.get("gripper", {}).get("format")))
     if form and any(part.quantity == "tip_delta" for part in spec.action):

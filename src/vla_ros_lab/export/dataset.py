@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from vla_ros.errors import VlaRosError
 from vla_ros.types import UInt8Array
-from vla_ros_lab.export import video
 from vla_ros_lab.export.statistics import ImageStatistics, of_vectors, over_episodes, sampled
+from vla_ros_lab.report import video
 
 VERSION = "v3.0"
 _FILES_PER_CHUNK = 1000
@@ -68,9 +68,8 @@ class DatasetWriter:
         begun, ours = self._partial / "schema.json", json.dumps(asdict(schema), indent=1)
         finished = any(self._partial.glob("*/episode.json"))
         if finished and begun.read_text(encoding="utf-8") != ours:
-            raise OutputError(
-                f"{self._partial}: an export with other options was begun here; repeat its command or add --restart"
-            )
+            found = f"{self._partial}: an export with other options was begun here"
+            raise OutputError(f"{found}; repeat its command or add --restart")
         begun.write_text(ours, encoding="utf-8")
 
     def has(self, name: str) -> bool:
@@ -92,9 +91,8 @@ class DatasetWriter:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         length = len(next(iter(vectors.values())))
-        columns = {
-            key: values.astype(bool if key in self._schema.flags else "f4") for key, values in vectors.items()
-        }
+        flags = self._schema.flags
+        columns = {key: values.astype(bool if key in flags else "f4") for key, values in vectors.items()}
         statistics = {key: of_vectors(values.astype("f4")) for key, values in columns.items()}
         for key, size in self._schema.videos.items():
             counted = ImageStatistics()
@@ -168,17 +166,9 @@ class _Assembly:
         (self._root / "meta/episodes/chunk-000").mkdir(parents=True)
         statistics = []
         for index, episode in enumerate(self._episodes):
-            self._rows.append(
-                {
-                    "episode_index": index,
-                    "tasks": [episode["task"]],
-                    "length": self._lengths[index],
-                    "dataset_from_index": self._starts[index],
-                    "dataset_to_index": self._starts[index + 1],
-                    "meta/episodes/chunk_index": 0,
-                    "meta/episodes/file_index": 0,
-                }
-            )
+            row = {"episode_index": index, "tasks": [episode["task"]], "length": self._lengths[index]}
+            row |= {"dataset_from_index": self._starts[index], "dataset_to_index": self._starts[index + 1]}
+            self._rows.append(row | {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0})
             counters = self._counters(index).items()
             own = {key: _map(np.asarray, one) for key, one in episode["stats"].items()}
             statistics.append(own | {key: of_vectors(column[:, None]) for key, column in counters})
@@ -188,9 +178,8 @@ class _Assembly:
         for row, own in zip(self._rows, statistics, strict=True):
             row |= {f"stats/{key}/{name}": each.tolist() for key, one in own.items() for name, each in one.items()}
         pq.write_table(pa.Table.from_pylist(self._rows), self._root / _EPISODES)
-        total = {
-            key: _map(np.ndarray.tolist, over_episodes([own[key] for own in statistics])) for key in statistics[0]
-        }
+        wholes = {key: over_episodes([own[key] for own in statistics]) for key in statistics[0]}
+        total = {key: _map(np.ndarray.tolist, whole) for key, whole in wholes.items()}
         (self._root / "meta/stats.json").write_text(json.dumps(total, indent=4), encoding="utf-8")
         pq.write_table(self._task_table(), self._root / "meta/tasks.parquet")
         (self._root / "meta/info.json").write_text(json.dumps(self._info(), indent=4), encoding="utf-8")
@@ -198,13 +187,9 @@ class _Assembly:
     def _counters(self, index: int) -> dict[str, Any]:
         frames = np.arange(self._lengths[index])
         task = self._tasks.index(self._episodes[index]["task"])
-        return {
-            "timestamp": frames / self._schema.rate,
-            "frame_index": frames,
-            "episode_index": np.full_like(frames, index),
-            "index": self._starts[index] + frames,
-            "task_index": np.full_like(frames, task),
-        }
+        times = {"timestamp": frames / self._schema.rate, "frame_index": frames}
+        numbers = {"episode_index": np.full_like(frames, index), "index": self._starts[index] + frames}
+        return {**times, **numbers, "task_index": np.full_like(frames, task)}
 
     def _files(self, prefix: str, source: str, path: str, largest_mb: int) -> Iterator[tuple[Path, list[int]]]:
         """Group the episodes' files named ``source`` into larger files of the data set.
@@ -246,10 +231,8 @@ class _Assembly:
             video.concatenate([self._folders[index] / source for index in members], path, lengths, rate)
             edges = [0, *np.cumsum(lengths).tolist()]
             for index, (begin, end) in zip(members, pairwise(edges), strict=True):
-                self._rows[index] |= {
-                    f"{prefix}/from_timestamp": begin / rate,
-                    f"{prefix}/to_timestamp": end / rate,
-                }
+                times = {"from_timestamp": begin / rate, "to_timestamp": end / rate}
+                self._rows[index] |= {f"{prefix}/{name}": time for name, time in times.items()}
 
     def _task_table(self) -> pa.Table:
         """Return the tasks; metadata for pandas make their texts the index, as LeRobot expects."""
@@ -269,36 +252,26 @@ class _Assembly:
         }
         features |= {key: {"dtype": "bool", "shape": [1], "names": None} for key in schema.flags}
         for key, (height, width) in schema.videos.items():
-            information = {
-                "height": height,
-                "width": width,
-                "codec": "h264",
-                "pix_fmt": video.pixel_format(height, width),
-                "fps": schema.rate,
-                "channels": 3,
-                "crf": schema.crf,
-            }
-            features[key] = {
-                "dtype": "video",
-                "shape": [height, width, 3],
-                "names": ["height", "width", "channels"],
-                "info": {f"video.{name}": value for name, value in information.items()}
-                | {"has_audio": False, "is_depth_map": False},
-            }
+            about = {"height": height, "width": width, "codec": "h264", "channels": 3}
+            about |= {"pix_fmt": video.pixel_format(height, width), "fps": schema.rate, "crf": schema.crf}
+            info = {f"video.{name}": value for name, value in about.items()}
+            info |= {"has_audio": False, "is_depth_map": False}
+            shape = {"shape": [height, width, 3], "names": ["height", "width", "channels"]}
+            features[key] = {"dtype": "video", **shape, "info": info}
         features["timestamp"] = {"dtype": "float32", "shape": [1], "names": None}
         features |= {key: {"dtype": "int64", "shape": [1], "names": None} for key in _COUNTERS}
+        count = len(self._episodes)
+        totals = {"total_episodes": count, "total_frames": self._starts[-1], "total_tasks": len(self._tasks)}
+        sizes = {"chunks_size": _FILES_PER_CHUNK, "data_files_size_in_mb": _DATA_MB}
         return {
             "codebase_version": VERSION,
             "fps": schema.rate,
             "features": features,
-            "total_episodes": len(self._episodes),
-            "total_frames": self._starts[-1],
-            "total_tasks": len(self._tasks),
-            "chunks_size": _FILES_PER_CHUNK,
-            "data_files_size_in_mb": _DATA_MB,
+            **totals,
+            **sizes,
             "video_files_size_in_mb": _VIDEO_MB,
             "data_path": _DATA,
             "video_path": _VIDEO if schema.videos else None,
             "robot_type": schema.robot,
-            "splits": {"train": f"0:{len(self._episodes)}"},
+            "splits": {"train": f"0:{count}"},
         }

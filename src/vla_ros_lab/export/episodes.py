@@ -21,6 +21,7 @@ from vla_ros.contract.state import Arm, Measured, StateError, bind_state
 from vla_ros.types import FloatArray, IntArray, JointState
 from vla_ros_lab.export.dataset import ExportError
 from vla_ros_lab.export.recording import CORRECTING, PAUSED, Interval, RecordedJoints
+from vla_ros_lab.replay import series
 from vla_ros_lab.replay.bag import Bag
 from vla_ros_lab.replay.prepare import fit
 from vla_ros_lab.replay.topics import topics_of
@@ -111,9 +112,8 @@ class Resampler:
         """Return the ticks per second; raises ExportError if the first camera's rate is uncertain."""
         if self._options.fps:
             return self._options.fps
-        rate, remark = self.recorded.cameras[0].rate(
-            self._options.gap, f"name the rate with --fps{self._other_clock}"
-        )
+        advice = f"name the rate with --fps{self._other_clock}"
+        rate, remark = self.recorded.cameras[0].rate(self._options.gap, advice)
         self.remarks |= {remark: None} if remark else {}
         return max(1, round(rate))
 
@@ -136,10 +136,9 @@ class Resampler:
         """Yield the episodes at ``rate`` ticks per second in order of time."""
         yield from self._episodes(rate)
         if not self._options.fps and self._unshown > _UNSHOWN * (self._shown + self._unshown):
-            self.remarks[
-                f"{self.recorded.cameras[0].topic}: {self._unshown} images are in no frame of the data set: they "
-                f"came in bursts or with a recorder's coarse clock{self._other_clock}"
-            ] = None
+            found = f"{self.recorded.cameras[0].topic}: {self._unshown} images are in no frame of the data set"
+            cause = f"they came in bursts or with a recorder's coarse clock{self._other_clock}"
+            self.remarks[f"{found}: {cause}"] = None
 
     def _episodes(self, rate: int) -> Iterator[ResampledEpisode]:
         for begin, end, label in self._segments():
@@ -187,10 +186,9 @@ class Resampler:
         whole = [(int(times[a]), int(times[b - 1])) for a, b in pairwise(edges) if b > a]
         found: list[tuple[int, int, str]] = []
         for one in self._marked():
-            inside = [
-                (max(a, one.begin), min(b, one.end), "") for a, b in whole if max(a, one.begin) < min(b, one.end)
-            ]
-            found += [*inside[:-1], *((begin, end, one.label) for begin, end, _ in inside[-1:])]
+            inside = [(max(a, one.begin), min(b, one.end)) for a, b in whole]
+            inside = [(begin, end) for begin, end in inside if begin < end]
+            found += [(*span, one.label if span == inside[-1] else "") for span in inside]
         return sorted(found)
 
     def _marked(self) -> list[Interval]:
@@ -262,16 +260,11 @@ class Resampler:
         configured = self._config.policy.instruction
         recorded = self.recorded.recording.instruction(begin)
         if configured and recorded not in ("", configured) and not self._options.instruction:
-            self.remarks[
-                f"policy.instruction is {configured!r}, but {recorded!r} was recorded, which was used; "
-                "--instruction replaces it"
-            ] = None
+            self.remarks[series.other_instruction(configured, repr(recorded))] = None
         if task := self._options.instruction or recorded or configured:
             return task
-        raise ExportError(
-            f"{self._path}: no instruction was recorded; name its topic with --topics instruction=/topic, or give "
-            "the text with --instruction"
-        )
+        advice = "name its topic with --topics instruction=/topic, or give the text with --instruction"
+        raise ExportError(f"{self._path}: no instruction was recorded; {advice}")
 
 
 def _everything(arms: Mapping[str, Arm]) -> tuple[Component, ...]:

@@ -17,7 +17,7 @@ from vla_ros.vision.messages import image_stamp
 from vla_ros.vision.preprocess import Preprocessor, process
 from vla_ros_lab.export.dataset import ExportError
 from vla_ros_lab.replay.bag import Bag
-from vla_ros_lab.replay.storage import Record
+from vla_ros_lab.replay.storage import Record, at_one_time
 
 Decode = Callable[[bytes | memoryview], UInt8Array]
 """Turns a camera's message into its processed image; raises ImageError."""
@@ -123,15 +123,13 @@ class RecordedCamera:
             return 1.0, ""
         nominal = 1e9 / float(np.quantile(steps, 0.5, method="lower"))
         counted = 1e9 * len(waits) / float(waits.sum()) * (len(stamps) / len(self.stamps) if stamped else 1)
-        between = f"{'stamps' if stamped else 'receive times'} are {1 / nominal:.4g} s apart"
-        both = (
-            f"{self.topic}: {len(self.times)} images are {counted:.3g} per second, but their {between}, "
-            f"{nominal:.3g} per second"
-        )
-        apart = max(nominal, counted) / min(nominal, counted)
-        if apart > _MOST_APART:
+        clock = "stamps" if stamped else "receive times"
+        apart = f"{clock} are {1 / nominal:.4g} s apart, {nominal:.3g} per second"
+        both = f"{self.topic}: {len(self.times)} images are {counted:.3g} per second, but their {apart}"
+        factor = max(nominal, counted) / min(nominal, counted)
+        if factor > _MOST_APART:
             raise ExportError(f"{self._bag.path}: {both}; {advice}")
-        return nominal, f"{both}, which was used; --fps sets another rate" if apart > _NOTICED else ""
+        return nominal, f"{both}, which was used; --fps sets another rate" if factor > _NOTICED else ""
 
 
 def read_cameras(
@@ -156,10 +154,8 @@ def read_cameras(
         if not received:
             raise ExportError(f"{bag.path}: at least one of {', '.join(topics)} has no images")
         if not stamped and len(received) > 1 and received[0] == received[-1]:
-            raise ExportError(
-                f"{bag.path}: all {len(received)} images of {topic} have the receive time {received[0]} ns, as of "
-                "a recorder with simulated time that gets no /clock; use the images' own times with --clock stamp"
-            )
+            problem = at_one_time(f"{len(received)} images of {topic}", received[0])
+            raise ExportError(f"{bag.path}: {problem}; use the images' own times with --clock stamp")
         if stamped and not any(stamps):
             raise ExportError(f"{bag.path}: no image of {topic} has a stamp; use --clock received")
         decode = partial(_decoded, preprocessor, index)

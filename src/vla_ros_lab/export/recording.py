@@ -62,10 +62,9 @@ class _Clock:
         if not self.stamped:
             return times
         if self.received[0] == self.received[-1]:
-            raise ExportError(
-                f"all images were received at {self.received[0]} ns, so it is unknown when messages without "
-                "a stamp (events, instructions, arrays) came; use --episodes bag and --instruction"
-            )
+            unknown = "it is unknown when messages without a stamp (events, instructions, arrays) came"
+            found = f"all images were received at {self.received[0]} ns"
+            raise ExportError(f"{found}, so {unknown}; use --episodes bag and --instruction")
         # Times are relative to the first image, because float64 cannot represent nanoseconds since 1970.
         origin, first = self.received[0], int(self.stamps[0])
         stamps = np.interp(times - origin, self.received - origin, self.stamps - first)
@@ -79,9 +78,8 @@ class _Clock:
         times = np.where(missing, self.of(table.times), table.stamps) if missing.any() else table.stamps
         order = np.argsort(times, kind="stable")
         columns = {name: getattr(table, name) for name in ("stamps", "values", "velocities", "efforts")}
-        return replace(
-            table, times=times[order], **{name: each[order] for name, each in columns.items() if len(each)}
-        )
+        ordered = {name: each[order] for name, each in columns.items() if len(each)}
+        return replace(table, times=times[order], **ordered)
 
 
 class RecordedJoints:
@@ -138,20 +136,14 @@ class RecordedJoints:
                 kind = self._bag.topics.get(topic)
                 if kind is None or topic in self._bag.empty:
                     continue
-                topic_series = series.read_recording(
-                    self._bag, TopicSelection((), "raw", (), None, (topic,), kind)
-                ).truth
-                if topic_series is not None:
-                    topic_series = (
-                        topic_series if kind in (JOINTS, TRAJECTORY) else _named(topic_series, joints, topic)
-                    )
-                    commands.append(self._clock.convert(topic_series))
+                selection = TopicSelection((), "raw", (), None, (topic,), kind)
+                if (found := series.read_recording(self._bag, selection).truth) is not None:
+                    named = found if kind in (JOINTS, TRAJECTORY) else _named(found, joints, topic)
+                    commands.append(self._clock.convert(named))
         if not commands:
             names = ", ".join(arm.config.command for arm in self._arms.values())
-            raise ExportError(
-                f"{self._bag.path}: nothing was recorded on {names}; set topics.command to the command topics, or "
-                "use --goal measured"
-            )
+            advice = "set topics.command to the command topics, or use --goal measured"
+            raise ExportError(f"{self._bag.path}: nothing was recorded on {names}; {advice}")
         return commands
 
     def marked(self, marker: str) -> list[tuple[int, int]]:

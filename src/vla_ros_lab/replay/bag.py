@@ -113,9 +113,8 @@ class Bag:
     @property
     def losses(self) -> list[Loss]:
         """The parts of the bag that could not be read so far."""
-        return list(
-            dict.fromkeys([*self._losses, *(loss for storage in self._storages for loss in storage.losses)])
-        )
+        of_storages = (loss for storage in self._storages for loss in storage.losses)
+        return list(dict.fromkeys([*self._losses, *of_storages]))
 
     @property
     def topics(self) -> dict[str, str]:
@@ -172,10 +171,8 @@ class Bag:
         for storage, file in zip(self._storages, self._names, strict=True):
             others = {name for name, kind in storage.topics.items() if kind and kind != types[name]}
             for name in sorted(others.intersection(topics)):
-                found = (
-                    f"has messages of {storage.topics[name]}, elsewhere of {types[name]}; the former are left out"
-                )
-                self._lose(file, f"topic {name}", found)
+                kinds = f"{storage.topics[name]}, elsewhere of {types[name]}"
+                self._lose(file, f"topic {name}", f"has messages of {kinds}; the former are left out")
             parts.append(storage.records([name for name in topics if name not in others], start))
         expansion = Expansion(sum(storage.size for storage in self._storages))
         for record in heapq.merge(*parts, key=itemgetter(0)):  # files overlap in time, or have a camera each

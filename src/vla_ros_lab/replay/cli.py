@@ -26,45 +26,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", type=Path, metavar="FILE", help="write all figures; - prints only them (see docs/replay.md)")
     add("--report", type=Path, metavar="FILE.html", help="write an HTML report")
     add("--write", type=Path, metavar="BAG", help="write predicted and recorded actions as a new bag")
-    add(
-        "--speed",
-        type=_speed,
-        default=0.0,
-        metavar="max|X",
-        help="max (default): infer every frame (open loop). X: run as live, at X times the recorded speed",
-    )
+    text = "max (default): infer every frame (open loop). X: run as live, at X times the recorded speed"
+    add("--speed", type=_speed, default=0.0, metavar="max|X", help=text)
     add("--every", type=count, default=1, metavar="K", help="open loop: use every K-th frame")
     add("--limit", type=count, default=0, metavar="N", help="use at most N frames of each bag")
     add("--workers", type=count, default=1, metavar="N", help="processes (Ray's where it is installed)")
     add("--instruction", default="", metavar="TEXT", help="use this instead of the recorded instruction")
-    add(
-        "--topics",
-        nargs="+",
-        default=[],
-        metavar="ROLE=/TOPIC",
-        help="topic of the camera, joint_states, instruction or truth if types and names are ambiguous "
-        "(several cameras or joint states with commas; truth=joint_states compares with the measured motion, "
-        "truth=none with nothing)",
+    text = (
+        "topic of the camera, joint_states, instruction or truth if types and names are ambiguous (several with "
+        "commas; truth=joint_states compares with the measured motion, truth=none with nothing)"
     )
-    add(
-        "--tolerance",
-        type=seconds,
-        default=0.2,
-        metavar="S",
-        help="maximum delay from a frame to its recorded action",
-    )
+    add("--topics", nargs="+", default=[], metavar="ROLE=/TOPIC", help=text)
+    add("--tolerance", type=seconds, default=0.2, metavar="S", help="maximum delay from a frame to its action")
     add("--gap", type=seconds, default=2.0, metavar="S", help="a longer pause starts a new episode")
-    add(
-        "--max-mae",
-        type=number(float, 0),
-        metavar="X",
-        help="exit with status 3 if the mean absolute error is larger",
-    )
-    add(
-        "--no-trials",
-        action="store_true",
-        help="do not try other orientations, colours, crop and statistics if actions disagree",
-    )
+    text = "exit with status 3 if the mean absolute error is larger"
+    add("--max-mae", type=number(float, 0), metavar="X", help=text)
+    text = "do not try other orientations, colours, crop and statistics if actions disagree"
+    add("--no-trials", action="store_true", help=text)
     add("--restart", action="store_true", help="ignore partial results of an interrupted run")
 
 
@@ -95,15 +73,9 @@ def _run(arguments: argparse.Namespace, check: Callable[[], None]) -> int:
         check_parent("--write", arguments.write)
     if arguments.write is not None and arguments.write.exists():
         raise ConfigError(f"--write {arguments.write}: already exists; name a folder that does not exist yet")
-    options = ReplayOptions(
-        arguments.speed,
-        arguments.every,
-        arguments.limit,
-        arguments.instruction,
-        arguments.tolerance,
-        arguments.gap,
-        parse_overrides(arguments.topics),
-    )
+    frames, text = (arguments.speed, arguments.every, arguments.limit), arguments.instruction
+    overrides = parse_overrides(arguments.topics)
+    options = ReplayOptions(*frames, text, arguments.tolerance, arguments.gap, overrides)
     config = load(arguments.config, arguments.param)
     partial = None
     if arguments.json is not None and keeps_files(arguments.json):

@@ -44,10 +44,9 @@ class Comparer:
 
     def cosines(self, predicted: FloatArray, recorded: FloatArray) -> FloatArray:
         """Return the direction cosine of each frame and arm, [M, A]; A is 0 if actions have no direction."""
-        arms = [
-            metrics.direction_cosines(predicted[:, at], recorded[:, at]) for at in skill.translations(self.spec)
-        ]
-        return np.array(arms).reshape(len(arms), len(predicted)).T
+        arms = skill.translations(self.spec)
+        cosines = [metrics.direction_cosines(predicted[:, at], recorded[:, at]) for at in arms]
+        return np.array(cosines).reshape(len(arms), len(predicted)).T
 
     def closed(self, actions: FloatArray) -> FloatArray:
         """Return the state of each gripper, [M, G]: 1 closed, 0 open, NaN unknown."""
@@ -160,9 +159,8 @@ def dimensions(frames: Samples, names: Sequence[str]) -> list[dict[str, Any]]:
     known = np.isfinite(frames.normalized).any(axis=1, keepdims=True)
     # A number at the end of its range is right if it is within a quarter of the recorded standard deviation.
     off = np.abs(predicted - recorded) > np.maximum(0.25 * np.nan_to_num(metrics.std(recorded)), 1e-9)
-    wrong = np.where(
-        np.isfinite(recorded + frames.normalized[rows]), metrics.at_edge(frames.normalized[rows]) & off, np.nan
-    )
+    scaled = frames.normalized[rows]
+    wrong = np.where(np.isfinite(recorded + scaled), metrics.at_edge(scaled) & off, np.nan)
     columns = {
         "mae": metrics.mae(predicted, recorded),
         "rmse": metrics.rmse(predicted, recorded),
@@ -174,14 +172,9 @@ def dimensions(frames: Samples, names: Sequence[str]) -> list[dict[str, Any]]:
         "saturated_wrongly": metrics.mean(wrong),
     }
     beyond = np.count_nonzero(np.abs(frames.normalized) > 1 + 1e-9, axis=0)
-    return [
-        {
-            "name": name,
-            **{key: float(values[index]) for key, values in columns.items()},
-            "out_of_range": int(beyond[index]),
-        }
-        for index, name in enumerate(names)
-    ]
+    figures = [{key: float(values[index]) for key, values in columns.items()} for index in range(len(names))]
+    rows_of = zip(names, figures, beyond.tolist(), strict=False)
+    return [{"name": name, **row, "out_of_range": out} for name, row, out in rows_of]
 
 
 def _times(bags: Sequence[Samples], frames: Samples, period_ms: float) -> dict[str, Any]:
@@ -220,13 +213,11 @@ def _bag(bag: Samples) -> dict[str, Any]:
     start = min([*bag.times[:1].tolist(), *(time for time, _ in bag.stops)], default=0)
     return {
         "path": bag.bag,
-        "topics": bag.topics,
         "frames": len(bag.times),
-        "complete": bag.complete,
-        "losses": [str(loss) for loss in bag.losses],
+        **{name: getattr(bag, name) for name in ("topics", "complete", "execution")},
+        "losses": list(map(str, bag.losses)),
         "left_out": dict(bag.notes),
         "stops": [{"seconds": 1e-9 * (time - start), "why": why} for time, why in bag.stops],
-        "execution": bag.execution,
     }
 
 
@@ -252,10 +243,9 @@ def summarize(bags: Sequence[Samples], spec: PolicySpec, config: Config, options
         "motion": compare.motion(compared),
         **_times(bags, frames, 1e3 * step_seconds(config, spec)),
         "frames": {
-            "received": frames.received,
+            **{name: getattr(frames, name) for name in ("received", "skipped")},
             "used": len(frames.times),
             "compared": len(compared.times),
-            "skipped": frames.skipped,
             "dropped": dict(frames.dropped),
             "images_prepared": frames.images,
             "every": options.every,
@@ -263,8 +253,7 @@ def summarize(bags: Sequence[Samples], spec: PolicySpec, config: Config, options
         "stamp_offset_s": float(np.median(offsets)) * 1e-9 if offsets.size else math.nan,
         "commands": {
             "made": int(np.isfinite(list(frames.commands.values())).any(axis=0).sum()),
-            "refused": dict(frames.refused),
-            "limited": dict(frames.limited),
+            **{name: dict(getattr(frames, name)) for name in ("refused", "limited")},
         },
         "episodes": compare.episodes(counted),
         "truth": _truth(bags, options.tolerance_s),

@@ -1,4 +1,4 @@
-"""Runs the live node's control loop over a recording, on a simulated clock."""
+"""Shows a recording to the live node on a simulated clock, in place of an environment."""
 
 import heapq
 import itertools
@@ -8,13 +8,11 @@ from functools import partial
 
 from vla_ros.config import Config
 from vla_ros.control.clock import SimulatedClock
-from vla_ros.control.safety import State
 from vla_ros.execution.context import Sink
 from vla_ros.execution.source import ActionSource
-from vla_ros.node.control_loop import LoopResult
 from vla_ros.node.pipeline import ActionPipeline
-from vla_ros.node.simulated import SimulatedNode
 from vla_ros.types import JointState
+from vla_ros_lab.eval.port import SIMULATED, NodePort
 from vla_ros_lab.replay.series import Recording, Table, TopicSeries
 from vla_ros_lab.replay.storage import Record
 
@@ -24,7 +22,7 @@ _Event = tuple[int, Callable[[], None]]
 
 
 class LiveRun:
-    """Runs the node's receivers, watchdog, safety and control loop, armed, on a recording.
+    """Runs the node, armed, on a recording.
 
     Messages arrive at their recorded times; inference takes as long as on this machine, multiplied by ``speed``.
     The age of stamps is not checked, because stamps may be from any clock, and a stop is reset at once. ``sink``
@@ -44,37 +42,30 @@ class LiveRun:
         episode: Callable[[int], str | None],
     ) -> None:
         timeouts = replace(config.timeouts, frame_age=0.0)
-        options, watched = replace(config, timeouts=timeouts), replace(timeouts, joint_state_age=0.0, heartbeat=0.0)
+        watched = replace(config, timeouts=replace(timeouts, joint_state_age=0.0, heartbeat=0.0))
         cameras = {topic: index for index, topic in enumerate(config.camera.topics)}
         self._pipeline, self._episode = pipeline, episode
         first = next(records, None)
         begin = first.time if first is not None else 0
-        events = [
-            *_messages(recording.joints, begin, self._accept),
-            *(
-                events
-                for key, series in recording.state.items()
-                for events in _messages(series, begin, partial(self._set_state, key))
-            ),
-            self._frames(first, records, cameras),
-        ]
-        self._clock = clock = SimulatedClock(begin, heapq.merge(*events, key=lambda event: event[0]), speed)
-        self.node = SimulatedNode(
-            options, source, pipeline, clock, sink, lambda commands: None, watched=replace(config, timeouts=watched)
-        )
+        events = _messages(recording.joints, begin, self._accept)
+        for key, series in recording.state.items():
+            events += _messages(series, begin, partial(self._set_state, key))
+        events.append(self._frames(first, records, cameras))
+        self._clock = SimulatedClock(begin, heapq.merge(*events, key=lambda event: event[0]), speed)
+        options, clock = replace(config, timeouts=timeouts), self._clock
+        self.port = NodePort(options, source, SIMULATED, time=clock, pipeline=pipeline, sink=sink, watched=watched)
+        self._node = self.port.node
 
     def run(self, enough: Callable[[], bool]) -> None:
         """Run until the recording has ended or ``enough`` returns True."""
-        node = self.node
-        node.safety.arm()
+        safety, waiting = self._node.safety, self._node.mailboxes[0]
+        safety.arm()
         while not enough():
-            did = node.loop.run_once()
-            if node.safety.state is State.STOPPED:
-                node.safety.reset()
-                node.safety.arm()
-            wants_frame = self._pipeline.schedule.wants_chunk and not node.mailboxes[0].waiting
-            idle = did is LoopResult.WAITED and wants_frame
-            if idle and self._clock.exhausted:
+            if not self.port.run_once():
+                safety.reset()
+                safety.arm()
+            wants_frame = self._pipeline.schedule.wants_chunk and not waiting.waiting
+            if self.port.idle and wants_frame and self._clock.exhausted:
                 break
 
     def _frames(
@@ -86,18 +77,17 @@ class LiveRun:
 
     def _receive(self, camera: int, time: int, data: bytes) -> None:
         if camera == 0 and (instruction := self._episode(time)) is not None:
-            self.node.inputs.set_instruction(instruction)
-            self.node.inputs.new_epoch()
+            self.port.instruct(instruction)
             self._pipeline.controller.reset()
-        self.node.cameras.receive(camera, data)
+        self._node.cameras.receive(camera, data)
 
     def _accept(self, state: JointState) -> None:
         for arm in self._pipeline.controller.arms:
-            self.node.states.accept(state, state.stamp, arm.name)
+            self._node.states.accept(state, state.stamp, arm.name)
         self._pipeline.controller.assume(state)
 
     def _set_state(self, key: str, state: JointState) -> None:
-        self.node.inputs.set_state(key, state)
+        self._node.inputs.set_state(key, state)
 
 
 def _messages(

@@ -72,9 +72,8 @@ class McapFile:
         magic = self._file.read(len(MAGIC))
         if magic != MAGIC:
             self._file.close()
-            raise BagError(
-                f"{path}: does not begin like an MCAP file; found {magic!r}" if magic else f"{path}: is empty"
-            )
+            found = f"does not begin like an MCAP file; found {magic!r}" if magic else "is empty"
+            raise BagError(f"{path}: {found}")
         if not self._read_index():
             self._pieces.clear()
             self._scan()
@@ -167,9 +166,7 @@ class McapFile:
     def _is_complete(self, at: int, stop: int) -> bool:
         """Return False if pieces of the index overlap, or if there are messages between them."""
         try:
-            return at <= stop and not any(
-                opcode in (Opcode.CHUNK, Opcode.MESSAGE) for opcode, _, _ in self._walk(at, stop)
-            )
+            return at <= stop and {Opcode.CHUNK, Opcode.MESSAGE}.isdisjoint(one[0] for one in self._walk(at, stop))
         except BagError:
             return True
 

@@ -33,7 +33,7 @@ from vla_ros_lab.replay.live import LiveRun
 from vla_ros_lab.replay.prepare import step_seconds
 from vla_ros_lab.replay.samples import Samples
 from vla_ros_lab.replay.stops import Stops
-from vla_ros_lab.replay.storage import BagError
+from vla_ros_lab.replay.storage import BagError, at_one_time
 from vla_ros_lab.replay.topics import TopicSelection
 
 SAVE_EVERY_S = 20.0
@@ -42,9 +42,8 @@ SAVE_EVERY_S = 20.0
 _NEAR_STAMP = 100_000_000  # ns; the same as in control.inputs.Inputs.joints_at
 _TIED = 0.1  # share of frames with another's receive time that needs no remark
 _NAN = float("nan")
-_KINDS = dict.fromkeys(("times", "stamps", "episodes"), np.int64) | dict.fromkeys(
-    ("predicted", "normalized", "age_ms"), np.float64
-)
+_KINDS: dict[str, type] = dict.fromkeys(("times", "stamps", "episodes"), np.int64)
+_KINDS |= dict.fromkeys(("predicted", "normalized", "age_ms"), np.float64)
 
 
 @dataclass(frozen=True)
@@ -83,16 +82,13 @@ class Player:
         self._source, self._pipeline, self._options = source, pipeline, options
         self._controller, self._schedule = pipeline.controller, pipeline.schedule
         self._resume, self._partial, self._progress = resume, partial, progress
-        self._recording = series.read_recording(
-            bag, selection, pipeline.controller.joint_names, config.timeouts.joint_state
-        )
+        needed, timeout = pipeline.controller.joint_names, config.timeouts.joint_state
+        self._recording = series.read_recording(bag, selection, needed, timeout)
         joints = self._recording.joints
         if joints is not None and len(joints.main.times) > 2 and joints.main.times[0] == joints.main.times[-1]:
-            raise BagError(
-                f"all {len(joints.main.times)} joint states have the receive time {joints.main.times[0]} ns, as of "
-                "a recorder with simulated time that gets no /clock, so it is unknown what the arm did at an "
-                "image; record it again, or export it with --clock stamp"
-            )
+            problem = at_one_time(f"{len(joints.main.times)} joint states", int(joints.main.times[0]))
+            unknown = "so it is unknown what the arm did at an image"
+            raise BagError(f"{problem}, {unknown}; record it again, or export it with --clock stamp")
         self._columns: dict[str, list[Any]] = defaultdict(list)
         self._stages: list[dict[str, float]] = []
         self._commands: list[dict[str, float]] = []
@@ -117,16 +113,11 @@ class Player:
         configured, recorded = self._config.policy.instruction, {text for _, text in self._recording.instructions}
         if configured and recorded - {configured} and not self._options.instruction:
             others = ", ".join(sorted(map(repr, recorded - {configured})))
-            found.append(
-                f"policy.instruction is {configured!r}, but {others} was recorded, which was used; --instruction "
-                "replaces it"
-            )
+            found.append(series.other_instruction(configured, others))
         times = self._columns["times"]
         if (tied := len(times) - len(set(times))) > _TIED * len(times):
-            found.append(
-                f"{tied} of {len(times)} frames have the receive time of another one, as with a recorder's coarse "
-                "clock: which joint state and action belong to a frame is uncertain"
-            )
+            cause = "as with a recorder's coarse clock: which joint state and action belong to a frame is uncertain"
+            found.append(f"{tied} of {len(times)} frames have the receive time of another one, {cause}")
         return found
 
     def play(self) -> Samples:
@@ -136,14 +127,11 @@ class Player:
         counted = Counter(self._controller.counters)
         try:
             if speed := self._options.speed:
-                start = (
-                    int(self._resume.times[-1]) + 1 if self._resume is not None and len(self._resume.times) else 0
-                )
-                records = self._bag.records(self._selection.cameras, start)
-                live = LiveRun(
-                    self._config, self._source, self._pipeline, self._recording, records, speed, self, self._episode
-                )
-                self._stats = live.node.stats
+                before = self._resume.times.tolist() if self._resume is not None else []
+                records = self._bag.records(self._selection.cameras, before[-1] + 1 if before else 0)
+                node = (self._config, self._source, self._pipeline)
+                live = LiveRun(*node, self._recording, records, speed, self, self._episode)
+                self._stats = live.port.node.stats
                 live.run(self._is_enough)
             else:
                 self._open_loop()
@@ -287,14 +275,9 @@ class Player:
         columns: dict[str, Any] = {name: np.array(self._columns[name], kind) for name, kind in _KINDS.items()}
         for name in ("predicted", "normalized"):
             columns[name] = columns[name].reshape(count, spec.dimension)
-        times, tolerance, period = (
-            columns["times"],
-            round(self._options.tolerance_s * 1e9),
-            round(self._period * 1e9),
-        )
-        paired = truth.align(
-            times, columns["stamps"], self._recording, self._selection, spec, self._config, tolerance, period
-        )
+        times, stamps, tolerance = columns["times"], columns["stamps"], round(self._options.tolerance_s * 1e9)
+        recorded, period = (self._recording, self._selection), round(self._period * 1e9)
+        paired = truth.align(times, stamps, *recorded, spec, self._config, tolerance, period)
         result = Samples(
             **columns,
             bag=str(self._bag.path),

@@ -57,11 +57,8 @@ def frame_errors(bags: Sequence[Samples]) -> list[FloatArray]:
 
 def worst(bags: Sequence[Samples], errors: Sequence[FloatArray]) -> list[WorstFrame]:
     """Return the frames with the largest errors, worst first, at least half a second apart within a bag."""
-    moments = [
-        WorstFrame(bag, row, frame_errors[row])
-        for bag, frame_errors in enumerate(errors)
-        for row in np.flatnonzero(frame_errors > 0).tolist()
-    ]
+    wrong = [np.flatnonzero(of_bag > 0).tolist() for of_bag in errors]
+    moments = [WorstFrame(bag, row, errors[bag][row]) for bag, rows in enumerate(wrong) for row in rows]
     chosen: list[WorstFrame] = []
     for moment in sorted(moments, key=lambda each: -each.error):
         times = bags[moment.bag].times
@@ -130,10 +127,8 @@ def _against(figures: Mapping[str, Any]) -> Markup:
     for title, value, others, ends in comparisons(figures):
         guesses = [charts.Bar(name.replace("_", " "), other, colour=GREY) for name, other in others.items()]
         shown.append(charts.bars([charts.Bar("policy", value, *ends or (None, None)), *guesses], title=title))
-    bars = [
-        charts.Bar(f"over {name.replace('_', ' ')}", skill[name], *skill["intervals"][name] or (None, None))
-        for name in figures["baselines"]
-    ]
+    spans = {name: skill["intervals"][name] or (None, None) for name in figures["baselines"]}
+    bars = [charts.Bar(f"over {name.replace('_', ' ')}", skill[name], *each) for name, each in spans.items()]
     return page.cards([*shown, charts.bars(bars, title="Skill (1 is perfect, 0 no better)")])
 
 
@@ -178,10 +173,8 @@ def _names(result: Result) -> list[str]:
 
 def _error_charts(result: Result, errors: Sequence[FloatArray]) -> list[Markup]:
     dimensions, motion = result.figures["dimensions"], result.figures["motion"]
-    spread = [
-        charts.Bar(item["name"], item["mae"] / item["recorded_std"] if item["recorded_std"] > 1e-6 else math.nan)
-        for item in dimensions
-    ]
+    known = [(one["name"], one["mae"], max(one["recorded_std"], 0.0)) for one in dimensions]
+    spread = [charts.Bar(name, mae / std if std > 1e-6 else math.nan) for name, mae, std in known]
     over_time = charts.Series("error", result.frames.seconds, np.concatenate(errors), _POLICY + 1)
     columns = {"number": "name", "MAE": "mae", "RMSE": "rmse", "bias": "bias", "correlation": "correlation"}
     columns |= {"saturated": "saturated", "out of range": "out_of_range"}
@@ -225,9 +218,9 @@ def images_of(result: Result, moments: Sequence[WorstFrame]) -> dict[tuple[int, 
             sources = {one.key: one.source for one in result.spec.images if one.source in camera.keys}
             cameras = {key: camera.keys.index(source) for key, source in sources.items()}
             with contextlib.suppress(ImageError):
-                images[index, frame.row] = {
-                    key: process(preprocess(data, at)) for key, at in cameras.items() if (data := frame.images[at])
-                }
+                sent = {key: (at, frame.images[at]) for key, at in cameras.items()}
+                shown = {key: process(preprocess(cdr, at)) for key, (at, cdr) in sent.items() if cdr}
+                images[index, frame.row] = shown
     return images
 
 
@@ -248,20 +241,16 @@ def _latency(result: Result) -> list[Markup]:
     if figures["frame_age_ms"]["count"]:
         title = "Age of each command's frame"
         shown.append(charts.histogram(result.frames.age_ms, title=title, x_label="ms"))
-    missed = (
-        f"{deadline['missed']} of {len(totals)} inference steps took longer than the period of {period:.0f} ms. "
-        "The table leaves out each bag's first step, which warms up."
-    )
+    missed = f"{deadline['missed']} of {len(totals)} inference steps took longer than the period, {period:.0f} ms."
     over_time = charts.Series("latency", result.frames.seconds, totals, _POLICY)
     parts += [page.cards(shown), _wide(over_time, "Latency over time [ms]", "time [s]")]
-    return [*parts, tag("p", missed, class_="note")]
+    note = f"{missed} The table leaves out each bag's first step, which warms up."
+    return [*parts, tag("p", note, class_="note")]
 
 
 def _episodes(figures: Mapping[str, Any]) -> Markup:
-    rows = [
-        {**item, "bag": Path(item["bag"]).name, "instruction": item["instruction"] or "–"}
-        for item in figures["episodes"]
-    ]
+    shown = [(item, Path(item["bag"]).name, item["instruction"] or "–") for item in figures["episodes"]]
+    rows = [{**item, "bag": bag, "instruction": instruction} for item, bag, instruction in shown]
     columns = {"bag": "bag", "instruction": "instruction", "from [s]": "start_s", "frames": "frames"}
     columns |= {"direction cosine": "direction_cosine", "gripper F1": "gripper_f1", "MAE": "mae"}
     return page.mapped(rows, columns)

@@ -72,12 +72,8 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-_HEADLINES = {
-    "direction_cosine": "direction cosine",
-    "gripper_f1": "gripper F1",
-    "motion_mae": "motion MAE",
-    "mae": "MAE",
-}
+_HEADLINES = {"direction_cosine": "direction cosine", "gripper_f1": "gripper F1"}
+_HEADLINES |= {"motion_mae": "motion MAE", "mae": "MAE"}
 
 
 def comparisons(figures: Mapping[str, Any]) -> list[tuple[str, float, Mapping[str, float], Sequence[float] | None]]:
@@ -86,10 +82,9 @@ def comparisons(figures: Mapping[str, Any]) -> list[tuple[str, float, Mapping[st
     Each has a name, the policy's value, the baselines' values, and the 95 % interval of the policy's value or None.
     """
     base, turns, ends = figures["baselines"], figures["turns"], figures["intervals"]
-    rows: list[tuple[str, float, Mapping[str, float], Sequence[float] | None]] = [
-        (name, figures[key], {guess: values[key] for guess, values in base.items()}, ends.get(key))
-        for key, name in _HEADLINES.items()
-    ]
+    rows: list[tuple[str, float, Mapping[str, float], Sequence[float] | None]] = []
+    for key, name in _HEADLINES.items():
+        rows.append((name, figures[key], {guess: values[key] for guess, values in base.items()}, ends.get(key)))
     if turns and turns["count"]:
         rows.append((f"cosine, {turns['count']} turns", turns["direction_cosine"], turns["baselines"], None))
     return rows

@@ -109,9 +109,8 @@ def load_samples(path: Path) -> Samples:
         values["losses"] = [Loss(*loss) for loss in values["losses"]]
         return Samples(**values)
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
-        raise BagError(
-            f"{path}: partial results cannot be read ({error}); delete the file to start again"
-        ) from None
+        found = f"{path}: partial results cannot be read ({error})"
+        raise BagError(f"{found}; delete the file to start again") from None
 
 
 def resumed(first: Samples, rest: Samples) -> Samples:

@@ -123,6 +123,12 @@ class Recording:
         return self.instructions[max(at, 0)][1]
 
 
+def other_instruction(configured: str, recorded: str) -> str:
+    """Say that another instruction was recorded than the one configured."""
+    found = f"policy.instruction is {configured!r}, but {recorded} was recorded, which was used"
+    return f"{found}; --instruction replaces it"
+
+
 class _Collector:
     """Collects messages in flat arrays, which need a fifth of the memory of message objects."""
 
@@ -131,21 +137,15 @@ class _Collector:
         self._columns: dict[tuple[tuple[str, ...], bool, bool], tuple[array[Any], ...]] = {}
 
     def add(
-        self,
-        time: int,
-        stamp: int,
-        names: tuple[str, ...],
-        values: Sequence[float],
-        velocities: Sequence[float] = (),
-        efforts: Sequence[float] = (),
+        self, time: int, stamp: int, names: tuple[str, ...], values: Sequence[float], *others: Sequence[float]
     ) -> bool:
         """Add a message; return False unless it has one value per name.
 
-        Velocities and efforts are dropped unless there is one per name.
+        ``others`` are velocities and efforts, which are dropped unless there is one per name.
         """
         if not names or len(values) != len(names):
             return False
-        more = [each if len(each) == len(names) else () for each in (velocities, efforts)]
+        more = [each if len(each) == len(names) else () for each in (*others, (), ())[:2]]
         key = names, len(more[0]) > 0, len(more[1]) > 0
         columns = self._columns.setdefault(key, tuple(map(array, "qqddd")))
         for column, numbers in zip(columns, ([time], [stamp], values, *more), strict=True):
@@ -172,10 +172,8 @@ def read_recording(
     """
     several = next((topics for topics in (selection.joint_states, selection.truth) if len(topics) > 1), ())
     if several and len(set(needed)) < len(needed):
-        raise BagError(
-            f"the arms' joints on {' and '.join(several)} have the same names; a recording can be read only if "
-            "each joint has a unique name"
-        )
+        found = f"the arms' joints on {' and '.join(several)} have the same names"
+        raise BagError(f"{found}; a recording can be read only if each joint has a unique name")
     roles = {"joints": selection.joint_states, "truth": selection.truth}
     roles |= {f"state/{key}": (topic,) for key, topic in selection.state}
     collected = {role: _Collector() for role, topics in roles.items() if topics}

@@ -20,6 +20,9 @@ TURN_DEGREES = 30.0
 
 RESAMPLES = 2000
 
+Guesses = Mapping[str, FloatArray]
+"""Name of a baseline to its actions [M, D]."""
+
 
 def baselines(
     recorded: FloatArray, episodes: IntArray, grippers: Sequence[int], open_value: float
@@ -78,11 +81,7 @@ def interval(top: FloatArray, bottom: FloatArray, episodes: IntArray) -> list[fl
 
 
 def scores(
-    predicted: FloatArray,
-    recorded: FloatArray,
-    guesses: Mapping[str, FloatArray],
-    columns: Sequence[int],
-    episodes: IntArray,
+    predicted: FloatArray, recorded: FloatArray, guesses: Guesses, columns: Sequence[int], episodes: IntArray
 ) -> tuple[dict[str, float], dict[str, list[float] | None]]:
     """Return the skill against each guess [M, D] in ``columns``, and its 95 % interval over episodes."""
     own = squared_errors(predicted, recorded, columns)
@@ -109,11 +108,7 @@ def turns(translation: FloatArray, episodes: IntArray) -> IntArray:
 
 
 def at_turns(
-    predicted: FloatArray,
-    recorded: FloatArray,
-    guesses: Mapping[str, FloatArray],
-    episodes: IntArray,
-    arms: Sequence[Sequence[int]],
+    predicted: FloatArray, recorded: FloatArray, guesses: Guesses, episodes: IntArray, arms: Sequence[list[int]]
 ) -> dict[str, Any]:
     """Return the number of turns, and the direction cosines of the policy and of each guess at the turns.
 

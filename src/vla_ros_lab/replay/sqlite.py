@@ -119,9 +119,8 @@ class SqliteFile:
             if time == last and one in seen:
                 continue
             try:
-                (data,) = self._database.execute("SELECT data FROM messages WHERE id = ?", (one,)).fetchone() or (
-                    0,
-                )
+                row_data = self._database.execute("SELECT data FROM messages WHERE id = ?", (one,)).fetchone()
+                data = row_data[0] if row_data else None
             except sqlite3.DatabaseError:
                 data = None
             if isinstance(data, bytes):

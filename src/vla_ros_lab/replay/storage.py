@@ -26,6 +26,11 @@ _ALWAYS = 64 << 20  # bytes that a chunk or message may have at any compression 
 BAD_TIME = f"messages with a receive time that is no number from 0 to {MAX_TIME - 1} ns are left out"
 
 
+def at_one_time(what: str, time: int) -> str:
+    """Say that ``what`` was received at one time, nanoseconds, and why."""
+    return f"all {what} have the receive time {time} ns, as of a recorder with simulated time that gets no /clock"
+
+
 class BagError(VlaRosError):
     """A bag cannot be read or contains nothing usable."""
 

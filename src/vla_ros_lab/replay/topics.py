@@ -22,6 +22,9 @@ NODE = "vla_policy"
 _MOST_LOSSES = 5
 _ROLES = ("camera", "joint_states", "instruction", "truth")
 
+Topics = Mapping[str, str]
+"""Topic to type, or role to topic."""
+
 Ask = Callable[[str, Sequence[str]], str]
 """Asks a person: takes a question and the candidates, and returns one candidate."""
 
@@ -83,11 +86,7 @@ def topics_of(bag: Bag, config: Config, overrides: Mapping[str, str], ask: Ask |
 
 
 def select_topics(
-    topics: Mapping[str, str],
-    config: Config,
-    overrides: Mapping[str, str],
-    ask: Ask | None = None,
-    empty: Collection[str] = (),
+    topics: Topics, config: Config, overrides: Topics, ask: Ask | None = None, empty: Collection[str] = ()
 ) -> TopicSelection:
     """Find a topic for every role.
 
@@ -113,25 +112,16 @@ def select_topics(
     joints = find.topics("joint_states", (JOINTS,), usual, states)
     if truth_type == JOINTS and not (truth or joints):
         truth_type = ""
-    texts = [
-        name for name in find.of_type(TEXT) if _has_word(name, "instruction task language prompt command_text")
-    ]
+    texts = [name for name in find.of_type(TEXT) if _has_word(name, _INSTRUCTING)]
     instructions = find.topics("instruction", (TEXT,), (live_name(node_topics.INSTRUCTION),), texts)
     state = tuple((key, topic) for key, topic in state_topics if topic in by_name)
     event, status = (
         name if by_name.get(name) == TEXT and "instruction" not in overrides else ""
         for name in map(live_name, (node_topics.EVENT, node_topics.STATUS))
     )
-    return TopicSelection(
-        cameras,
-        transports.pop(),
-        joints,
-        next(iter(instructions), None),
-        truth,
-        truth_type,
-        state,
-        (event, status),
-    )
+    instruction = next(iter(instructions), None)
+    inputs = (cameras, transports.pop(), joints, instruction)
+    return TopicSelection(*inputs, truth, truth_type, state, (event, status))
 
 
 @dataclass(frozen=True)
@@ -190,10 +180,8 @@ class _Finder:
         plain = [name for name in candidates if name.removesuffix("/compressed") not in set(candidates) - {name}]
         cameras = self.topics("camera", _TRANSPORTS, tuple(usual), plain if len(usual) == 1 else ())
         if len(cameras) != len(usual):
-            raise BagError(
-                f"camera.topics: found {list(self.config.camera.topics)}, but the bag has {candidates}; name "
-                f"{len(usual)} of them with --topics camera=/a,/b"
-            )
+            found = f"found {list(self.config.camera.topics)}, but the bag has {candidates}"
+            raise BagError(f"camera.topics: {found}; name {len(usual)} of them with --topics camera=/a,/b")
         return cameras
 
     def truth(self) -> tuple[tuple[str, ...], str]:
@@ -234,6 +222,7 @@ def _has_word(name: str, words: str) -> bool:
 
 
 _MEASURED = "joint_states"  # as the truth: the motion of the measured joints
+_INSTRUCTING = "instruction task language prompt command_text"
 _MEASURING = "current measured actual state feedback odom estimated sensed"
 
 

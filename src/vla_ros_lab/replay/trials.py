@@ -84,10 +84,8 @@ def _explained(verdict: Verdict, trials: Sequence[Trial]) -> Verdict:
         tried = f"tried on {trials[0].frames} frames: {', '.join(trial.name for trial in trials[:9])}"
         return dataclasses.replace(verdict, reasons=(*verdict.reasons, f"{tried}; none agrees far better"))
     cosine = f"cosine {best.direction_cosine:.2f}, " if not math.isnan(best.direction_cosine) else ""
-    line = (
-        f"actions agree far better with {best.name} ({cosine}squared error {100 * (1 - best.skill):.2g} % of the "
-        f"mean action's, on {best.frames} frames): {best.advice}"
-    )
+    error = f"{cosine}squared error {100 * (1 - best.skill):.2g} % of the mean action's, on {best.frames} frames"
+    line = f"actions agree far better with {best.name} ({error}): {best.advice}"
     level = "warn" if verdict.level == "good" else verdict.level
     headline = "Plausible, but a setting is probably wrong." if level == "warn" else verdict.headline
     return Verdict(level, headline, (line, *verdict.reasons))
@@ -132,9 +130,8 @@ def _trial(result: Result, rows: IntArray, name: str, advice: str, actions: Floa
     frames, columns = result.frames, skill.columns_of(result.spec)
     recorded = frames.recorded[rows]
     mean = np.nan_to_num(metrics.mean(frames.recorded[frames.compared]))
-    before, after, guess = (
-        skill.squared_errors(each, recorded, columns) for each in (frames.predicted[rows], actions, mean)
-    )
+    compared = (frames.predicted[rows], actions, mean)
+    before, after, guess = (skill.squared_errors(each, recorded, columns) for each in compared)
     score = 1.0 - float(np.nansum(after) / max(float(np.nansum(guess)), 1e-18))
     cosine = float(metrics.mean(Comparer(result.spec, result.config).cosines(actions, recorded), axis=None))
     better = is_far_better(before, after, guess) and not cosine < GOOD_COSINE

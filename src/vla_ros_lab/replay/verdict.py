@@ -118,16 +118,12 @@ def _accuracy(
     yield from scale
     mine, mean = figures["motion_mae"], figures["baselines"]["mean_action"]["motion_mae"]
     if not scale and mine > mean:  # hold_last knows recorded actions, so it is not a lower bound
-        yield (
-            f"worse than the mean-action baseline (motion error {mine:.3g} against {mean:.3g}): check "
-            "camera.orientation, policy.unnorm_key and control.delta_frame"
-        )
+        checks = "check camera.orientation, policy.unnorm_key and control.delta_frame"
+        yield f"worse than the mean-action baseline (motion error {mine:.3g} against {mean:.3g}): {checks}"
     cosine = figures["direction_cosine"]
     if cosine < WEAK_COSINE:
-        yield (
-            f"directions hardly agree (cosine {cosine:.2f}): check camera.orientation, the camera's topic and the "
-            "instruction"
-        )
+        checks = "check camera.orientation, the camera's topic and the instruction"
+        yield f"directions hardly agree (cosine {cosine:.2f}): {checks}"
         if better := _other_axes(moved, wanted):
             yield f"they would agree with axes ({better}): camera.orientation or control.delta_frame is wrong"
     yield from _gripper(figures["gripper"])
@@ -152,31 +148,24 @@ def _scale(cosine: float, predicted: FloatArray, recorded: FloatArray) -> Iterat
     # Small motions may be due to uncertainty, because an uncertain policy returns the mean of its options.
     low, high, but = (0.25, 2.0, "directions agree, but ") if cosine >= GOOD_COSINE else (0.2, 5.0, "")
     if not math.isnan(cosine) and other > 0 and not low < mine / other < high:
-        yield (
-            f"{but}predicted motions are {mine / other:.3g} times as large as recorded ones: check "
-            "policy.unnorm_key, control.translation_scale and control.rate_hz"
-        )
+        checks = "check policy.unnorm_key, control.translation_scale and control.rate_hz"
+        yield f"{but}predicted motions are {mine / other:.3g} times as large as recorded ones: {checks}"
 
 
 def _gripper(gripper: Mapping[str, Any]) -> Iterator[str]:
     accuracy, predicted, fingers = gripper["accuracy"], gripper["closed_predicted"], gripper["fingers"]
     mixed = 0.02 < gripper["closed_recorded"] < 0.98
     if fingers["when_closed"] > fingers["when_open"] + 0.1:
-        yield (
-            "the recorded gripper numbers contradict the measured fingers: gripper.open_value and closed_value, or "
-            "gripper.open_position and closed_position, are swapped"
-        )
+        swapped = "gripper.open_value and closed_value, or open_position and closed_position, are swapped"
+        yield f"the recorded gripper numbers contradict the measured fingers: {swapped}"
     elif mixed and accuracy < 0.3:
-        yield (
-            f"the gripper does the opposite (accuracy {accuracy:.2f}): gripper.open_value and closed_value may be "
-            "swapped"
-        )
+        swapped = "gripper.open_value and closed_value may be swapped"
+        yield f"the gripper does the opposite (accuracy {accuracy:.2f}): {swapped}"
     elif mixed and (predicted < 0.002 or predicted > 0.998):
         mine, recorded = ("[{:.3g}, {:.3g}]".format(*gripper[f"{key}_range"]) for key in ("predicted", "recorded"))
-        yield (
-            f"the gripper never {'closes' if predicted < 0.5 else 'opens'}: its numbers lie in {mine}, recorded "
-            f"ones in {recorded}; check gripper.open_value, closed_value and threshold"
-        )
+        never = "closes" if predicted < 0.5 else "opens"
+        checks = "check gripper.open_value, closed_value and threshold"
+        yield f"the gripper never {never}: its numbers lie in {mine}, recorded ones in {recorded}; {checks}"
 
 
 def _weak(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -205,10 +194,9 @@ def _copies(figures: Mapping[str, Any]) -> Iterator[str]:
         return
     cosine, held = turns["direction_cosine"], turns["baselines"]["hold_last"]
     if cosine < GOOD_COSINE and cosine <= held + 0.2:
-        yield (
-            f"where the recorded motion turns ({turns['count']} frames) the policy (cosine {cosine:.2f}) is hardly "
-            f"better than repeating the last recorded action ({held:.2f}); elsewhere it may only be smooth"
-        )
+        better = f"is hardly better than repeating the last recorded action ({held:.2f})"
+        where = f"where the recorded motion turns ({turns['count']} frames) the policy (cosine {cosine:.2f})"
+        yield f"{where} {better}; elsewhere it may only be smooth"
 
 
 def _conduct(figures: Mapping[str, Any]) -> Iterator[str]:

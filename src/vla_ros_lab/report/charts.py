@@ -95,7 +95,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
 def _axes(x: Range, y: Range, size: Size, label: str) -> tuple[Scale, Scale, list[Markup]]:
     """Return the scales of both axes, and the grid with tick labels and the x axis's label."""
     left = 12.0 + 6.2 * max((len(significant(tick)) for tick in ticks(*y)), default=1)
-    right, bottom = size[0] - 8.0, size[1] - (30.0 if label else 18.0)
+    right, bottom = size[0] - 16.0, size[1] - (30.0 if label else 18.0)
     at_x, at_y = Scale(*x, left, right), Scale(*y, bottom, 8.0)
     grid = []
     for tick in ticks(*y):

@@ -104,11 +104,14 @@ def facts(items: Mapping[str, Any]) -> Markup:
     return table(("", ""), list(_rows(items)))
 
 
-def _rows(items: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Cell]]:
+def _rows(items: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
     for name, value in items.items():
         if isinstance(value, Mapping):
             yield from _rows(value, f"{before}{name} ")
-        elif isinstance(value, (list, tuple)):
-            yield before + name, ", ".join(each if isinstance(each, str) else significant(each) for each in value)
         else:
-            yield before + name, value
+            parts = value if isinstance(value, (list, tuple)) else [value]
+            yield before + name, ", ".join(map(_plain, parts)) or "–"
+
+
+def _plain(value: str | float | None) -> str:
+    return str(value) if isinstance(value, (str, int)) else significant(value)

@@ -24,10 +24,9 @@ def choose_backend() -> str:
     for library in ("EGL", "OSMesa"):
         if ctypes.util.find_library(library):
             return library.lower()
-    raise MissingDependencyError(
-        "the simulation's camera: found neither libEGL nor libOSMesa, expected one for off-screen rendering. "
-        f"On Debian and Ubuntu: sudo apt install {_PACKAGES}"
-    )
+    found = "found neither libEGL nor libOSMesa, expected one for off-screen rendering"
+    advice = f"On Debian and Ubuntu: sudo apt install {_PACKAGES}"
+    raise MissingDependencyError(f"the simulation's camera: {found}. {advice}")
 
 
 def _make_context(width: int, height: int) -> Any:
@@ -43,11 +42,9 @@ def _make_context(width: int, height: int) -> Any:
         context.make_current()
     except Exception as error:  # PyOpenGL raises many kinds: ImportError, AttributeError...
         package = _PACKAGES if backend == "egl" else "libosmesa6"
-        raise MissingDependencyError(
-            f"the simulation's camera: no {backend.upper()} context ({type(error).__name__}: {error}), expected "
-            f"off-screen OpenGL. On Debian and Ubuntu: sudo apt install {package}. "
-            "MUJOCO_GL=egl or MUJOCO_GL=osmesa selects the backend"
-        ) from error
+        found = f"no {backend.upper()} context ({type(error).__name__}: {error}), expected off-screen OpenGL"
+        advice = f"On Debian and Ubuntu: sudo apt install {package}. MUJOCO_GL=egl or osmesa selects the backend"
+        raise MissingDependencyError(f"the simulation's camera: {found}. {advice}") from error
     return context
 
 
@@ -76,9 +73,8 @@ class Renderer:
         mujoco = self._mujoco
         self._context.make_current()
         self._camera.fixedcamid = self._model.camera(camera).id
-        mujoco.mjv_updateScene(
-            self._model, data, self._option, None, self._camera, mujoco.mjtCatBit.mjCAT_ALL, self._scene
-        )
+        everything = mujoco.mjtCatBit.mjCAT_ALL
+        mujoco.mjv_updateScene(self._model, data, self._option, None, self._camera, everything, self._scene)
         mujoco.mjr_render(self._window, self._scene, self._target)
         pixels = np.empty((self._window.height, self._window.width, 3), np.uint8)
         mujoco.mjr_readPixels(pixels, None, self._window, self._target)

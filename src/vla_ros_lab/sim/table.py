@@ -13,12 +13,14 @@ from vla_ros.errors import VlaRosError
 from vla_ros.types import FloatArray, UInt8Array
 from vla_ros_lab.sim import arm
 from vla_ros_lab.sim.environment import Environment, Measurements
-from vla_ros_lab.sim.results import MAX_IMAGES
 from vla_ros_lab.sim.scene import shuffled_instruction, switched
 from vla_ros_lab.sim.world import TIMESTEP, TableTop
 
 IMAGE_TOPIC = "/camera/image_raw"
 OBJECT_TOPIC = "/sim/objects"
+
+MAX_IMAGES = 12
+"""Maximum number of images kept per episode."""
 
 
 def wrist_topic(camera: str) -> str:
@@ -61,10 +63,8 @@ class TableEnvironment(Environment):
         if images and self._shown != self._ticks:
             self._shown = self._ticks
             self.keep(images[IMAGE_TOPIC] if IMAGE_TOPIC in images else self.world.render())
-        sent = {
-            topic: np.zeros_like(image) if self._options.blank else image[::-1, ::-1]
-            for topic, image in images.items()
-        }
+        blank = self._options.blank
+        sent = {topic: np.zeros_like(one) if blank else one[::-1, ::-1] for topic, one in images.items()}
         return Measurements(self.world.joint_states(stamp), sent, {OBJECT_TOPIC: self.world.object_state(stamp)})
 
     def apply(self, command: Command) -> None:

@@ -12,12 +12,8 @@ SLOTS = 4
 """Maximum number of objects in a scene."""
 
 SHAPES = ("cube", "cylinder", "ball")
-COLOURS: dict[str, tuple[float, float, float]] = {
-    "red": (0.86, 0.12, 0.10),
-    "green": (0.12, 0.62, 0.20),
-    "blue": (0.10, 0.28, 0.85),
-    "yellow": (0.95, 0.80, 0.10),
-}
+COLOURS: dict[str, tuple[float, float, float]] = {"red": (0.86, 0.12, 0.10), "green": (0.12, 0.62, 0.20)}
+COLOURS |= {"blue": (0.10, 0.28, 0.85), "yellow": (0.95, 0.80, 0.10)}
 """Name to RGB in [0, 1]."""
 
 KINDS = tuple(f"{colour}_{shape}" for colour in COLOURS for shape in SHAPES)

@@ -61,9 +61,8 @@ class TableTop:
         try:
             import mujoco
         except ImportError as error:
-            raise MissingDependencyError(
-                f"the simulation: MuJoCo does not import ({error}); install the extra: pip install 'vla_ros[sim]'"
-            ) from error
+            advice = "install the extra: pip install 'vla_ros[sim]'"
+            raise MissingDependencyError(f"the simulation: MuJoCo does not import ({error}); {advice}") from error
         self.options = options or WorldOptions()
         self._mujoco = mujoco
         self.substeps = round(1 / (self.options.rate_hz * TIMESTEP))
@@ -218,9 +217,6 @@ class TableTop:
         """Return the measured velocities of all joints, float64 [9 * arms], radians and metres per second."""
         return np.array(self._data.qvel[self._speeds], dtype=np.float64)
 
-    def joint_state(self, stamp: int) -> JointState:
-        return JointState(self.joint_names, self.joint_positions(), stamp)
-
     def joint_states(self, stamp: int) -> list[JointState]:
         """Return the joint state of each arm."""
         arms = [part.reshape(len(self.mounts), -1) for part in (self.joint_positions(), self.joint_velocities())]
@@ -236,10 +232,8 @@ class TableTop:
 
     def object_positions(self) -> dict[str, FloatArray]:
         """Return the centre of each object of the scene, float64 [3], metres."""
-        return {
-            thing.name: np.array(self._data.xpos[body], dtype=np.float64)
-            for thing, body in zip(self.scene.objects, self._bodies, strict=False)
-        }
+        places = [np.array(self._data.xpos[body], dtype=np.float64) for body in self._bodies]
+        return {thing.name: place for thing, place in zip(self.scene.objects, places, strict=False)}
 
     def object_state(self, stamp: int) -> JointState:
         """Return the content of ``/sim/objects``: ``red_cube/x``, ``red_cube/y``, ... of all kinds, metres.

@@ -4,7 +4,7 @@ import pytest
 
 from tools.train.controls import CONTROLS, chosen, markdown, summarize
 from tools.train.evaluate import words_of
-from vla_ros_lab.sim.arguments import parse
+from vla_ros_lab.eval.arguments import parse
 
 
 def test_every_control_is_a_demo_command_line() -> None:

@@ -15,9 +15,9 @@ from vla_ros.control.gripper import Gripper
 from vla_ros.execution.source import PolicySource
 from vla_ros.policies import Session
 from vla_ros.types import ActionChunk, Observation
-from vla_ros_lab.sim.environment import EpisodeOptions
+from vla_ros_lab.eval.port import NodePort
+from vla_ros_lab.eval.runner import EpisodeOptions, EpisodeRunner
 from vla_ros_lab.sim.expert import CLOSED, OPEN, ExpertPolicy
-from vla_ros_lab.sim.one_process import InLockstep
 from vla_ros_lab.sim.table import TableEnvironment
 from vla_ros_lab.sim.world import TableTop, WorldOptions
 from vla_ros_models.openvla.processing import ActionBins
@@ -104,7 +104,7 @@ def test_the_closing_value_grasps_only_with_the_threshold(mode: str) -> None:
 
     source = PolicySource(Pressed(config)).start()
     with TableTop(WorldOptions(width=16, height=16)) as world:
-        runner = InLockstep(TableEnvironment(world), config, source, EpisodeOptions(40))
+        runner = EpisodeRunner(TableEnvironment(world), NodePort(config, source), EpisodeOptions(40))
         won = [runner.run(seed).success for seed in (0, 1, 2)]
     assert won == [mode == "binary"] * 3
     gripper = Gripper(config.gripper)

@@ -12,13 +12,12 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 from vla_ros.execution.source import PolicySource
 from vla_ros.graph import open_graph
 from vla_ros.node.policy_node import PolicyNode
-from vla_ros_lab.sim import process
-from vla_ros_lab.sim.arguments import Plan, episode_options, make_table, parse, plan_demo
-from vla_ros_lab.sim.environment import EpisodeOptions
-from vla_ros_lab.sim.episodes import Lockstep
-from vla_ros_lab.sim.node import SimNode
-from vla_ros_lab.sim.results import steadiness
-from vla_ros_lab.sim.simulated_time import SimulatedTime
+from vla_ros_lab.eval import command
+from vla_ros_lab.eval.arguments import Plan, episode_options, make_table, parse, plan_demo
+from vla_ros_lab.eval.graph import GraphPort
+from vla_ros_lab.eval.port import SIMULATED, NodePort
+from vla_ros_lab.eval.results import steadiness
+from vla_ros_lab.eval.runner import EpisodeOptions, EpisodeRunner
 from vla_ros_models.checkpoint_files import checkpoint_folder, read_manifest
 from vla_ros_models.pi.policy import PiPolicy
 
@@ -52,11 +51,12 @@ def test_guided_chunks_hide_a_delay_of_300_ms() -> None:
     source = PolicySource(PiPolicy(chosen.config))
     source.load()
     with closing(make_table(arguments, chosen.config)) as table:
-        runner = SimulatedTime(table, chosen.config, source, episode_options(arguments, chosen.config))
+        port = NodePort(chosen.config, source, SIMULATED)
+        runner = EpisodeRunner(table, port, episode_options(arguments, chosen.config))
         results = [runner.run(seed) for seed in range(SEED, SEED + 5)]
     source.close()
     assert sum(result.success for result in results) >= 4
-    assert steadiness((result.commands for result in results), 20.0)["stalled_share"] == 0
+    assert steadiness((result.trace.commands for result in results), 20.0)["stalled_share"] == 0
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_the_benchmark_keeps_finished_rows(tmp_path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--shuffle",)])
 def test_the_policy_picks_up_the_named_object(words: tuple[str, ...], monkeypatch) -> None:
-    monkeypatch.setenv("ROS_DOMAIN_ID", str(process.free_domain()))
+    monkeypatch.setenv("ROS_DOMAIN_ID", str(command.free_domain()))
     monkeypatch.delenv("ROS_LOCALHOST_ONLY", raising=False)
     pinned = ("-p", "policy.device:=cpu", "-p", "policy.threads:=1")
     arguments, chosen = planned("--checkpoint", "demo-pi", *pinned, *words)
@@ -89,16 +89,16 @@ def test_the_policy_picks_up_the_named_object(words: tuple[str, ...], monkeypatc
         try:
             node.configure(source=PolicySource(policy))
             node.activate()
-            sim = SimNode(graph, chosen.config.arms)
-            sim.wait_for_policy(10.0, lambda: True)
-            runner = Lockstep(table, sim, EpisodeOptions(max_steps=60), lambda: True)
+            port = GraphPort(graph, chosen.config.arms)
+            port.wait_for_policy(10.0)
+            runner = EpisodeRunner(table, port, EpisodeOptions(max_steps=60))
             results = [runner.run(seed) for seed in range(SEED, SEED + 3)]
         finally:
             node.cleanup()
             policy.close()
     expected = "wrong_object" if words else "success"
     assert [result.reason for result in results] == [expected] * 3
-    commands = [result.commands for result in results]
+    commands = [result.trace.commands for result in results]
     lengths = [np.unique(each.stamps, return_counts=True)[1].max() for each in commands]
     assert min(lengths) > 8, "each frame asks for one step of the chunk, not for a chunk"
     assert "seam_ratio" in steadiness(commands, 20.0)

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from vla_ros.cli.main import main
+from vla_ros.config import Config
 from vla_ros.errors import ConfigError
 from vla_ros.execution.source import PolicySource
 from vla_ros.policies import Session
 from vla_ros.types import ActionChunk, Observation
-from vla_ros_lab.sim.arguments import episode_options, make_table, mode_of, parse, plan_demo
-from vla_ros_lab.sim.environment import PolicyFailedError
+from vla_ros_lab.eval.arguments import episode_options, make_table, mode_of, parse, plan_demo
+from vla_ros_lab.eval.port import SIMULATED, NodePort, PolicyFailedError
+from vla_ros_lab.eval.results import Score, steadiness
+from vla_ros_lab.eval.runner import EpisodeRunner
 from vla_ros_lab.sim.expert import ExpertPolicy
-from vla_ros_lab.sim.results import EpisodeResult, steadiness
-from vla_ros_lab.sim.simulated_time import SimulatedTime
 
 CHUNKS = ("--actions", "joint_position", "-p", "policy.horizon:=16", "-p", "control.rate_hz:=20.0")
 
@@ -25,16 +26,25 @@ def parsed(*words: str) -> argparse.Namespace:
     return parse("--policy", "expert", *words)
 
 
-def run(*words: str, seed: int = 3, infer: Callable[..., ActionChunk] | None = None) -> EpisodeResult:
+class Answering(ExpertPolicy):
+    """The expert, whose chunks ``change`` may replace."""
+
+    def __init__(self, config: Config, change: Callable[[ActionChunk], ActionChunk]) -> None:
+        super().__init__(config)
+        self._change = change
+
+    def infer(self, session: Session, observation: Observation) -> ActionChunk:
+        return self._change(super().infer(session, observation))
+
+
+def run(*words: str, seed: int = 3, change: Callable[[ActionChunk], ActionChunk] = lambda chunk: chunk) -> Score:
     arguments = parsed("--simulated-time", *words)
     config = plan_demo(arguments).config
-    expert = ExpertPolicy(config)
-    if infer is not None:
-        expert.infer = infer  # type: ignore[method-assign]
-    source = PolicySource(expert)
+    source = PolicySource(Answering(config, change))
     source.load()
     with closing(make_table(arguments, config)) as table:
-        return SimulatedTime(table, config, source, episode_options(arguments, config)).run(seed)
+        port = NodePort(config, source, SIMULATED)
+        return EpisodeRunner(table, port, episode_options(arguments, config)).run(seed)
 
 
 @pytest.mark.parametrize(
@@ -72,13 +82,13 @@ def test_an_unknown_camera_is_named() -> None:
 def test_arms_obey_every_output(words: tuple[str, ...]) -> None:
     result = run(*words)
     assert result.reason == "success"
-    assert result.tips.shape[0] == len(result.fingers) == result.steps + 1
+    assert result.trace.tips.shape[0] == len(result.trace.fingers) == result.steps + 1
 
 
 def test_sync_waits_for_each_inference_and_append_does_not() -> None:
     waits, ahead = (run(*CHUNKS, "--delay-ms", "300", "--schedule", kind) for kind in ("sync", "append"))
     assert (waits.reason, ahead.reason) == ("success", "success")
-    late, even = (steadiness([each.commands], 20.0) for each in (waits, ahead))
+    late, even = (steadiness([each.trace.commands], 20.0) for each in (waits, ahead))
     assert late["stalled_share"] > 0.15
     assert late["longest_gap_ms"] == pytest.approx(300, abs=51)
     assert even["stalled_share"] == 0
@@ -90,17 +100,16 @@ def test_the_machine_does_not_change_the_result() -> None:
     """A policy that is randomly slow by the real clock gives bit-identical commands."""
     words = (*CHUNKS, "--delay-ms", "200", "--schedule", "blend")
     fast = run(*words)
-    config = plan_demo(parsed("--simulated-time", *words)).config
-    expert, pauses = ExpertPolicy(config), iter([0.3, 0.0, 0.5])
+    pauses = iter([0.3, 0.0, 0.5])
 
-    def slow(session: Session, observation: Observation) -> ActionChunk:
+    def slow(chunk: ActionChunk) -> ActionChunk:
         time.sleep(next(pauses, 0.0))
-        return expert.infer(session, observation)
+        return chunk
 
-    again = run(*words, infer=slow)
+    again = run(*words, change=slow)
     assert again.steps == fast.steps
-    np.testing.assert_array_equal(again.commands.positions, fast.commands.positions)
-    np.testing.assert_array_equal(again.commands.times, fast.commands.times)
+    np.testing.assert_array_equal(again.trace.commands.positions, fast.trace.commands.positions)
+    np.testing.assert_array_equal(again.trace.commands.times, fast.trace.commands.times)
 
 
 def test_a_switched_instruction_is_followed_and_a_shuffled_one_fails() -> None:
@@ -111,11 +120,11 @@ def test_a_switched_instruction_is_followed_and_a_shuffled_one_fails() -> None:
 
 
 def test_a_policy_that_fails_ends_the_run_with_the_reason() -> None:
-    def broken(session: Session, observation: Observation) -> ActionChunk:
+    def broken(chunk: ActionChunk) -> ActionChunk:
         raise RuntimeError("the model broke")
 
     with pytest.raises(PolicyFailedError, match=r"inference_error \(RuntimeError: the model broke\)"):
-        run(infer=broken)
+        run(change=broken)
 
 
 def test_the_command_writes_its_figures(tmp_path, capsys) -> None:

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from vla_ros_lab.sim.node import PolicyStatus
+from vla_ros_lab.eval.graph import PolicyStatus
 
 
 def follow(states: list[tuple[float, str]]) -> PolicyStatus:

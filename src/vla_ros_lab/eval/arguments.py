@@ -1,13 +1,10 @@
 """Arguments of ``vla-ros demo``, and the options derived from them for policy node, world and episodes."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vla_ros.config import Config, load
 from vla_ros.config.checkpoints import SHIPPED
@@ -17,65 +14,63 @@ from vla_ros.config.loading import assignment, parse_assignment
 from vla_ros.config.show import add_config_arguments, number
 from vla_ros.errors import ConfigError
 from vla_ros.policies.base import policy_of
+from vla_ros_lab.eval.runner import EpisodeOptions
 from vla_ros_lab.sim.expert import ACTIONS, RATE_HZ
+from vla_ros_lab.sim.table import TableEnvironment, TableOptions
 from vla_ros_lab.sim.tasks import SLOTS
-
-if TYPE_CHECKING:
-    from vla_ros_lab.sim.environment import EpisodeOptions
-    from vla_ros_lab.sim.table import TableEnvironment
-    from vla_ros_lab.sim.world import WorldOptions
+from vla_ros_lab.sim.world import TableTop, WorldOptions
 
 # An inference takes no time in lockstep, so there is nothing to gain from inferring ahead.
-LOCKSTEP = ("node.clock:=inputs", "control.schedule:=sync")
-_OPTIONS = {
-    "schedule": "control.schedule",
-    "delay_ms": "control.inject_delay_ms",
-    "server": "policy.server",
-    "actions": "policy.actions",
-}
+LOCKSTEP_OPTIONS = ("node.clock:=inputs", "control.schedule:=sync")
+_OPTIONS = {"schedule": "control.schedule", "delay_ms": "control.inject_delay_ms"}
+_OPTIONS |= {"server": "policy.server", "actions": "policy.actions"}
 """Arguments that set an option of the policy node."""
-CONTROLS = (
-    ("bump", 0.0), ("dim", 1.0), ("camera_turn", 0.0), ("blank", False), ("shuffle", False), ("switch_at", 0)
-)  # fmt: skip
+CONTROLS = {"bump": 0.0, "dim": 1.0, "camera_turn": 0.0, "blank": False, "shuffle": False, "switch_at": 0}
 """Arguments that make the task harder or show what a policy relies on, and their defaults."""
 _FINGERS_APART = ("gripper.output:=joint_state", "control.output:=joint_velocity_state")
 _MAX_THREADS = 8  # more do not speed up a model as small as the demo's
 _TASKS = {"pick": ("pick",), "push": ("push_left", "push_right"), "all": ("pick", "push_left", "push_right")}
 
 
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that ``vla-ros demo`` and ``vla-ros eval`` share."""
+    positive, add = number(int, 1), parser.add_argument
+    add("--policy", metavar="NAME", help="policy by its entry-point name (policy.name)")
+    shipped = ", ".join(SHIPPED)
+    add("--checkpoint", metavar="DIR", help=f"checkpoint (policy.checkpoint): a folder, or one of {shipped}")
+    add("--episodes", type=positive, metavar="N", help="episodes: of the table (default 5), or of each task")
+    add("--seed", type=number(int, 0), metavar="S", help="the benchmark's seed, or that of the first scene")
+    add("--max-steps", type=positive, metavar="N", help="control steps of an episode (default: as published; 8 s)")
+    add("--schedule", choices=SCHEDULES, help="how chunks follow each other (default control.schedule)")
+    add("--step-timeout", type=number(float, 0.01, 1e5), default=60.0, metavar="S", help="maximum wait for a step")
+    add("--delay-ms", type=number(float, 0, 1e5), default=0.0, metavar="MS", help="duration of an inference")
+    add("--json", type=Path, metavar="FILE", help="write the results as JSON; - prints them and nothing else")
+    add("--report", type=Path, metavar="FILE.html", help="write a self-contained HTML report, failures first")
+    add_config_arguments(parser)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``vla-ros demo``."""
-    positive, natural, decimal = number(int, 1), number(int, 0), number(float, 0.1, 1e5)
-    amount = number(float, 0.0, 1e5)
-    add = parser.add_argument
-    add("--episodes", type=positive, default=5, metavar="N", help="episodes to run (default 5)")
-    add("--seed", type=natural, default=0, metavar="S", help="seed of the first episode (default 0)")
-    add("--policy", metavar="NAME", help="policy by its entry-point name (openvla, pi, expert, hold)")
-    add("--checkpoint", metavar="DIR", help=f"another checkpoint: a folder, or one of {', '.join(SHIPPED)}")
+    add_common_arguments(parser)
+    parser.set_defaults(episodes=5, seed=0)
+    decimal, amount, add = number(float, 0.1, 1e5), number(float, 0.0, 1e5), parser.add_argument
     add("--arms", type=int, choices=(1, 2), default=1, help="arms on the table (default 1)")
     add("--actions", choices=tuple(ACTIONS), help="kind of the expert's actions (default eef_delta)")
     add("--server", metavar="URL", help="use a policy server, such as ws://127.0.0.1:8000 of vla-ros serve")
-    add("--json", type=Path, metavar="FILE", help="write the results as JSON; - prints them and nothing else")
-    add("--report", type=Path, metavar="FILE.html", help="write a self-contained HTML report")
     add("--record", type=Path, metavar="BAG", help="record a rosbag2 bag (MCAP)")
-    mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--lockstep", action="store_true", help="the simulation waits for each command (default)")
-    mode.add_argument("--real-time", action="store_true", help="the physics run in real time")
-    mode.add_argument(
-        "--simulated-time",
-        action="store_true",
-        help="one process, on a clock that stops during an inference (default with --delay-ms)",
-    )
+    modes, add = parser.add_mutually_exclusive_group(), parser.add_argument
+    for name, text in (
+        ("--lockstep", "the simulation waits for each command (default)"),
+        ("--real-time", "the physics run in real time; --delay-ms is added to each inference"),
+        ("--simulated-time", "one process, on a clock that stops during an inference (default with --delay-ms)"),
+    ):
+        modes.add_argument(name, action="store_true", help=text)
     add("--task", choices=sorted(_TASKS), default="pick", help="kind of task (default pick)")
     counts = range(1, SLOTS + 1)
     add("--objects", type=int, choices=counts, metavar="N", help="objects on the table (default 3 or 4)")
-    add("--schedule", choices=SCHEDULES, help="how chunks follow each other (default control.schedule)")
-    add("--delay-ms", type=amount, default=0.0, metavar="MS", help="additional delay of each inference")
     add("--camera-hz", type=decimal, metavar="HZ", help="camera rate outside lockstep (default control.rate_hz)")
     wrist = "also publish /wrist_camera/image_raw (two arms: /left_wrist_camera/...)"
     add("--wrist-camera", action="store_true", help=wrist)
-    add("--max-steps", type=positive, metavar="N", help="maximum control steps per episode (default: 8 s)")
-    add("--step-timeout", type=decimal, default=60.0, metavar="S", help="maximum wait for a command")
     add("--start-timeout", type=decimal, default=300.0, metavar="S", help="maximum wait for the policy node")
     add("--log", type=Path, metavar="FILE", help="write the policy node's output to this file")
     add("--attach", action="store_true", help="use a running policy node, as demo.launch.py does")
@@ -83,17 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = controls.add_argument
     add("--bump", type=amount, default=0.0, metavar="M", help="bump the tool by up to M metres")
     add("--dim", type=amount, default=1.0, metavar="GAIN", help="multiply the camera's brightness by GAIN")
-    add(
-        "--camera-turn",
-        type=number(float, -180, 180),
-        default=0.0,
-        metavar="DEG",
-        help="move the camera around the table",
-    )
+    degrees = number(float, -180, 180)
+    add("--camera-turn", type=degrees, default=0.0, metavar="DEG", help="move the camera around the table")
     add("--blank", action="store_true", help="publish black images")
     add("--shuffle", action="store_true", help="name another object than the one that is judged")
-    add("--switch-at", type=natural, default=0, metavar="STEP", help="change the task to a distractor at this step")
-    add_config_arguments(parser)
+    steps = number(int, 0)
+    add("--switch-at", type=steps, default=0, metavar="STEP", help="change the task to a distractor at this step")
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -129,7 +119,7 @@ def plan_demo(arguments: argparse.Namespace) -> Plan:
     policy = arguments.policy or given.get("policy.name") or (policy_of(checkpoint) if checkpoint else "")
     chunks = [config_file("demo_pi")] if policy == "pi" and not two else []
     files = (config_file("demo_two_arms" if two else "demo"), *chunks, *arguments.config)
-    mode = list(LOCKSTEP) if mode_name == "lockstep" else []
+    mode = list(LOCKSTEP_OPTIONS) if mode_name == "lockstep" else []
     model: list[str] = []
     if two and arguments.task != "pick":
         raise ConfigError(f"--task {arguments.task}: two arms can only pick")
@@ -178,36 +168,20 @@ def _reset_statistics(files: Sequence[Path], chosen: Sequence[str]) -> list[str]
     return [] if same or "policy.unnorm_key" in given else ["policy.unnorm_key:="]
 
 
-def world_options(arguments: argparse.Namespace, config: Config) -> WorldOptions:
-    from vla_ros_lab.sim.world import WorldOptions
-
-    return WorldOptions(
-        width=config.camera.width[0],
-        height=config.camera.height[0],
-        tasks=_TASKS[arguments.task],
-        camera_gain=arguments.dim,
-        camera_turn=arguments.camera_turn,
-        bump=arguments.bump,
-        arms=len(config.arms),
-        rate_hz=max(config.control.rate_hz, 0.0) or RATE_HZ,
-        objects=arguments.objects or 0,
-    )
-
-
 def make_table(arguments: argparse.Namespace, config: Config) -> TableEnvironment:
-    from vla_ros_lab.sim.table import TableEnvironment, TableOptions
-    from vla_ros_lab.sim.world import TableTop
+    width, height, tasks = config.camera.width[0], config.camera.height[0], _TASKS[arguments.task]
+    how = {"camera_gain": arguments.dim, "camera_turn": arguments.camera_turn, "bump": arguments.bump}
+    size = {"arms": len(config.arms), "objects": arguments.objects or 0}
+    world = WorldOptions(width, height, tasks, rate_hz=rate_of(config), **how, **size)
+    return TableEnvironment(TableTop(world), TableOptions(arguments.blank, arguments.shuffle, arguments.switch_at))
 
-    chosen = TableOptions(arguments.blank, arguments.shuffle, arguments.switch_at)
-    return TableEnvironment(TableTop(world_options(arguments, config)), chosen)
+
+def rate_of(config: Config) -> float:
+    """Return the control steps per second of simulated time."""
+    return max(config.control.rate_hz, 0.0) or RATE_HZ
 
 
 def episode_options(arguments: argparse.Namespace, config: Config) -> EpisodeOptions:
-    from vla_ros_lab.sim.environment import EpisodeOptions
-
-    rate_hz = max(config.control.rate_hz, 0.0) or RATE_HZ
-    return EpisodeOptions(
-        max_steps=arguments.max_steps or round(8 * rate_hz),
-        step_timeout=arguments.step_timeout,
-        camera_hz=arguments.camera_hz or rate_hz,
-    )
+    rate_hz = rate_of(config)
+    steps, camera_hz = arguments.max_steps or round(8 * rate_hz), arguments.camera_hz or rate_hz
+    return EpisodeOptions(steps, arguments.step_timeout, camera_hz)

@@ -20,13 +20,13 @@ from vla_ros.config.checkpoints import folder_of
 from vla_ros.errors import ConfigError, MissingDependencyError, VlaRosError
 from vla_ros.execution.source import PolicySource
 from vla_ros.vision.decode import decode_image
-from vla_ros_lab.sim import process
-from vla_ros_lab.sim.arguments import parse, plan_demo
+from vla_ros_lab.eval import command
+from vla_ros_lab.eval.arguments import parse, plan_demo
+from vla_ros_lab.eval.demo import check_torch
+from vla_ros_lab.eval.port import NodePort
+from vla_ros_lab.eval.runner import EpisodeOptions, EpisodeRunner
 from vla_ros_lab.sim.arm import TWO_ARMS
-from vla_ros_lab.sim.demo import check_torch
-from vla_ros_lab.sim.environment import EpisodeOptions
 from vla_ros_lab.sim.expert import ExpertPolicy
-from vla_ros_lab.sim.one_process import InLockstep
 from vla_ros_lab.sim.table import TableEnvironment
 from vla_ros_lab.sim.world import TableTop
 
@@ -36,7 +36,7 @@ OWN = "openvla", "/models/mine", "table_10hz"
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "ROS_DOMAIN_ID": str(process.free_domain()), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "ROS_DOMAIN_ID": str(command.free_domain()), "OMP_NUM_THREADS": "1"}
 
 
 def demo(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
@@ -108,12 +108,12 @@ def test_lockstep_gives_the_same_actions_as_a_single_process(lockstep):
     config = options("--policy", "expert", "--lockstep")
     source = PolicySource(ExpertPolicy(config)).start()
     with TableTop() as world:
-        runner = InLockstep(TableEnvironment(world), config, source, EpisodeOptions())
+        runner = EpisodeRunner(TableEnvironment(world), NodePort(config, source), EpisodeOptions())
         for index in range(EPISODES):
             result = runner.run(SEED + index)
             assert result.steps == lockstep.figures["episodes"][index]["steps"]
             sent = actions[index][-result.steps :]  # earlier ones belong to frames whose commands were discarded
-            np.testing.assert_allclose(np.array(sent), result.actions, atol=1e-6)  # m and rad
+            np.testing.assert_allclose(np.array(sent), result.trace.actions, atol=1e-6)  # m and rad
 
 
 @pytest.mark.slow
@@ -171,7 +171,7 @@ def test_interrupt_ends_both_processes_and_the_bag_can_be_read(tmp_path):
     )
     try:
         line = running.stdout.readline()
-        while line and not line.startswith("seed"):
+        while line and not line.startswith("table"):
             line = running.stdout.readline()
         children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
         assert len(children) == 1
@@ -317,18 +317,17 @@ def test_a_wrong_option_is_refused_before_anything_starts(capsys):
     assert "control.rate_hz" in capsys.readouterr().err
 
 
-def test_a_domain_is_free_if_its_ports_are_free(monkeypatch):
-    monkeypatch.setattr(process, "_DOMAINS", (60,))
+def test_a_domain_is_free_if_its_ports_are_free():
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 7400 + 250 * 60 + 10))
         with pytest.raises(VlaRosError, match="ROS_DOMAIN_ID"):
-            process.free_domain()
-    assert process.free_domain() == 60
+            command.free_domain((60,))
+    assert command.free_domain((60,)) == 60
 
 
 def test_the_users_environment_is_kept():
-    assert process.private_graph({"ROS_DOMAIN_ID": "7", "ROS_LOCALHOST_ONLY": "1"}) == {}
-    chosen = process.private_graph({})
+    assert command.private_graph({"ROS_DOMAIN_ID": "7", "ROS_LOCALHOST_ONLY": "1"}) == {}
+    chosen = command.private_graph({})
     assert set(chosen) == {"ROS_DOMAIN_ID", "ROS_AUTOMATIC_DISCOVERY_RANGE"}
     assert chosen["ROS_AUTOMATIC_DISCOVERY_RANGE"] == "LOCALHOST"
 
@@ -336,4 +335,4 @@ def test_the_users_environment_is_kept():
 def test_a_demo_on_humble_which_ignores_the_range_stays_on_this_host():
     for reach, only in (("", "1"), ("LOCALHOST", "1"), ("SUBNET", None)):
         given = {"ROS_DISTRO": "humble", "ROS_AUTOMATIC_DISCOVERY_RANGE": reach}
-        assert process.private_graph(given).get("ROS_LOCALHOST_ONLY") == only
+        assert command.private_graph(given).get("ROS_LOCALHOST_ONLY") == only

@@ -1,8 +1,8 @@
-"""Runs the policy node in a separate process."""
+"""Runs ``vla-ros`` in a process of its own, on a graph of its own."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import random
 import signal
@@ -11,22 +11,20 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.launcher import launched
 
 _PORT_BASE, _DOMAIN_GAIN = 7400, 250  # DDSI-RTPS 2.5, 9.6.2.4: discovery ports of a domain
 _OFFSETS = (0, 1, 10, 11, 12, 13)  # multicast discovery, and unicast ports of the first participants
-_DOMAINS = range(1, 101)  # their ports are below Linux's ephemeral ports
 
 
-def free_domain() -> int:
-    """Return a ROS domain from 1 to 100 without participants on this host."""
-    for domain in random.SystemRandom().sample(_DOMAINS, len(_DOMAINS)):
+def free_domain(domains: Sequence[int] = range(1, 101)) -> int:
+    """Return one of ``domains`` without participants on this host; up to 100, no port is an ephemeral one."""
+    for domain in random.SystemRandom().sample(domains, len(domains)):
         if all(_is_free(_PORT_BASE + _DOMAIN_GAIN * domain + offset) for offset in _OFFSETS):
             return domain
-    raise VlaRosError("no DDS domain from 1 to 100 is free on this host; set ROS_DOMAIN_ID")
+    raise VlaRosError(f"no DDS domain from {min(domains)} to {max(domains)} is free here; set ROS_DOMAIN_ID")
 
 
 def _is_free(port: int) -> bool:
@@ -51,23 +49,15 @@ def private_graph(environment: Mapping[str, str]) -> dict[str, str]:
     return chosen
 
 
-class PolicyProcess:
-    """``vla-ros run`` in a separate process.
+class CommandProcess:
+    """A ``vla-ros`` command in a process of its own; its output goes to the file ``log``."""
 
-    On exit, the process writes latency and frame counters to the file ``stats``; its output goes to ``log``.
-    """
-
-    def __init__(self, config: Sequence[Path], assignments: Sequence[str], stats: Path, log: Path) -> None:
-        command = [sys.executable, "-m", "vla_ros.cli", "run", "--stats", str(stats)]
-        for path in config:
-            command += ["--config", str(path)]
-        for assignment in assignments:
-            command += ["-p", assignment]
-        self._stats, self._log = stats, log
+    def __init__(self, words: Sequence[str], log: Path) -> None:
+        self._log = log
         with log.open("wb") as output:
-            # A new session, so that Ctrl-C reaches only this process, which then interrupts the policy node.
+            # A new session, so that Ctrl-C reaches only this process, which then interrupts the other one.
             self._process = subprocess.Popen(
-                command,
+                [sys.executable, "-m", "vla_ros.cli", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -78,22 +68,18 @@ class PolicyProcess:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    def wait(self, seconds: float) -> None:
+        """Wait until the process has ended, for at most ``seconds``."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+
     def end(self, patience: float = 20.0) -> int:
         """Interrupt the process, wait, and kill it after ``patience`` seconds; return its exit status."""
         if self.alive():
             self._process.send_signal(signal.SIGINT)
-            try:
-                self._process.wait(patience)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
+            self.wait(patience)
+            self._process.kill()
         return self._process.wait()
 
-    def stats(self) -> dict[str, Any]:
-        """Return the latency and frame counters that the node wrote on exit; empty if it was killed."""
-        try:
-            return dict(json.loads(self._stats.read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            return {}
-
-    def last_lines(self) -> str:
-        return "\n".join(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-30:])
+    def last_lines(self, count: int = 30) -> str:
+        return "\n".join(self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-count:])
