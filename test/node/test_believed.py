@@ -140,7 +140,7 @@ def test_joint_states_without_stamps_are_used_with_a_warning(robot, inside, capl
     inside()
 
     def send() -> None:
-        robot._joints.publish(robot.joint_state(robot.names, robot.positions, stamp=0))
+        robot.joint_publisher.publish(robot.joint_state(robot.names, robot.positions, stamp=0))
         robot.send_frame(joints=False)
 
     robot.until(lambda: len(robot.commands) > 5, send)

@@ -40,7 +40,7 @@ class CommandGate:
     ) -> None:
         self._context, self._safety = context, context.safety
         self.prepare = prepare
-        self.controller = controller  # makes the hold commands; another one may be assigned within sending()
+        self.controller = controller  # makes the hold commands
         self._failures: deque[float] = deque(maxlen=_FAILURES)  # when writes failed; steady clock, s
         self._interruptions = self._safety.interruptions  # count at the last hold
 
@@ -73,6 +73,12 @@ class CommandGate:
                 yield self._safety.may_move
             finally:
                 self._hold_if_suspended()
+
+    def hand_over(self, controller: RobotController) -> None:
+        """Let another controller of the arms go on from the last command, and make the holds."""
+        with self.sending():
+            controller.continue_from(self.controller)
+            self.controller = controller
 
     def write_failed(self, error: VlaRosError) -> frozenset[str]:
         """Hold because a write within :meth:`sending` has failed, or stop; return the arms that got their command.
