@@ -1,0 +1,1 @@
+"""Training: recordings through the contract, one trainer, and the proof that a policy became better."""
