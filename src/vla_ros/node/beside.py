@@ -14,8 +14,9 @@ _PATIENCE = 5.0  # s that the end waits for work that has begun
 class BesideThread:
     """Calls ``work`` every ``period`` seconds and when woken, and rests for as long as that took.
 
-    Time is that of the machine, also where the node's clock is a simulation's, which may stand still. An exception stops the arm, which cannot be armed again: what the thread did is missing. The thread ends when
-    ``wiring`` closes.
+    Time is that of the machine, also where the node's clock is a simulation's, which may stand still. An exception
+    stops the arm, which cannot be armed again: what the thread did is missing. The thread ends when ``wiring``
+    closes.
     """
 
     def __init__(
