@@ -346,6 +346,22 @@ def test_a_velocity_expires_after_its_timeout_or_two_periods(
     assert live.context.safety.counters["velocity_expired"] == 1
 
 
+def test_joint_states_that_cannot_be_read_are_named_beside_a_hold_that_cannot_be_sent(caplog) -> None:
+    live = LiveLoop()
+    gate = gate_of(live, Wires())
+
+    def fails() -> None:
+        raise ZeroDivisionError("by the test")
+
+    gate._poll = fails
+    live.clock.sleep(5.0)  # no joint state is new enough for a hold
+    live.context.safety.hold(Reason.DRIVER_MISSING, "by the test")
+    gate.send_due_holds()
+    live.context.throttled.flush()
+    assert "joint states could not be read: ZeroDivisionError: by the test" in caplog.text
+    assert "no hold could be sent yet" in caplog.text
+
+
 BOTH = parse_components("left.joint_delta + right.joint_delta", action=True)
 
 

@@ -194,7 +194,8 @@ class DriverGate(CommandGate):
         try:
             self._poll()
         except Exception as error:  # hold at the last known position
-            self._log(f"joint states could not be read: {type(error).__name__}: {error}")
+            found = f"joint states could not be read: {type(error).__name__}: {error}"
+            self._context.throttled.log("unread", found, "error")  # what is said of the hold must not replace it
         with self.sending() as may_move:
             if self._safety.interruptions != self._interruptions:
                 self._interruptions = self._safety.interruptions
