@@ -29,6 +29,7 @@ HOUSE = House(
         "replay": SubCommand("vla_ros_lab.replay.cli", "evaluate a policy on recorded bags"),
         "compare": SubCommand("vla_ros_lab.replay.compare", "compare two replay results"),
         "export": SubCommand("vla_ros_lab.export.cli", "write recorded bags as a LeRobot data set"),
+        "finetune": SubCommand("vla_ros_lab.training.cli", "train a checkpoint on recordings, or compare both"),
         "bench": SubCommand("vla_ros_lab.bench.cli", "measure latency on this machine, stage by stage"),
     },
     examine,

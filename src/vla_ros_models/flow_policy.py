@@ -23,7 +23,8 @@ from vla_ros_models.engine.flow_engine import Continuation, FlowEngine, FlowRequ
 from vla_ros_models.flow_options import FlowOptions, RtcSettings
 from vla_ros_models.memory import MemoryCheck, MemoryNeeds
 from vla_ros_models.network_policy import Images, Placement
-from vla_ros_models.normalization import Array
+from vla_ros_models.normalization import Array, LearnedStatistics
+from vla_ros_models.processor_files import has_processors
 from vla_ros_models.sampling import Converts, SamplingPolicy, SamplingSession, check_noise
 from vla_ros_models.tokenizers import Tokenizer
 
@@ -47,12 +48,17 @@ class FlowProcessing(Converts, Protocol):
 
     def model_actions(self, actions: Array, state: Array) -> Array: ...
 
+    def learned(self, layout: str) -> LearnedStatistics: ...
+
 
 class FlowCheckpoint(Protocol):
     """Everything about a checkpoint except its weights."""
 
     @property
     def spec(self) -> PolicySpec: ...
+
+    @property
+    def processing(self) -> FlowProcessing: ...
 
     @property
     def rtc(self) -> RtcSettings: ...
@@ -175,6 +181,11 @@ class FlowPolicy(SamplingPolicy[LoadedFlow, FlowRequest], Generic[C]):
 
     def describe(self) -> PolicySpec:
         return self._read().spec
+
+    def learned(self) -> LearnedStatistics:
+        """Return the statistics with which the checkpoint normalises; needs no weights."""
+        checkpoint = self._read()
+        return checkpoint.processing.learned("lerobot" if has_processors(self.folder) else "openpi")
 
     def _open(self, where: Placement) -> C:
         checkpoint = self._read()

@@ -1,6 +1,6 @@
 """Normalises states and actions by z-score or quantiles, with openpi's or LeRobot's formulas."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,31 @@ _BOUNDS = {
 
 
 @dataclass(frozen=True, eq=False)
+class Learned:
+    """The statistics with which a checkpoint normalises one feature, in the units of its training."""
+
+    names: tuple[tuple[str, str], ...]  # of the statistics of each number, such as ``q01`` and ``q99``
+    first: Array  # [N], or [T, N] for each action of a chunk
+    second: Array
+    used: NDArray[np.bool_]  # bool [N], False for numbers that are not normalised
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedStatistics:
+    """A checkpoint's statistics, and how it converts the robot's numbers before they are normalised."""
+
+    layout: str  # of the file: a key of :data:`vla_ros_lab.training.layouts.LAYOUTS`
+    state: Learned | None  # None if the policy takes no state
+    action: Learned
+    # Converts a chunk [K, D] and the state [N] at its beginning; None if both are normalised as they are.
+    convert_actions: Callable[[Array, Array], Array] | None = None
+    convert_state: Callable[[Array], Array] | None = None
+    data_set: str = ""  # name of the statistics, if the file has those of several data sets
+    # Of GR00T, the parts of the state and of the action: name, numbers, and whether they are relative to the state.
+    parts: tuple[tuple[tuple[str, int, bool], ...], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class Normalization:
     """Normalises one feature.
 
@@ -38,6 +63,7 @@ class Normalization:
     forward: Array  # [N], divisor in normalize: standard deviation or range, with an epsilon
     back: Array  # [N], factor in unnormalize; without the epsilon for LeRobot's z-score
     quantile: bool = False  # True maps the range to [-1, 1]
+    names: tuple[str, str] = ("", "")  # of the statistics, as files have them
 
     @property
     def middle(self) -> Array:
@@ -57,6 +83,12 @@ class Normalization:
         unchanged = (low == -1) & np.isclose(span, 2) if self.quantile else (low == 0) & np.isclose(span, 1)
         kept = np.flatnonzero(~(unchanged | (np.abs([low, span]) < PADDING).all(axis=0)))
         return int(kept[-1]) + 1 if kept.size else 0
+
+    @property
+    def learned(self) -> Learned:
+        """The statistics, without the epsilon of the formulas."""
+        ends = self.offset, self.offset + self.back if self.quantile else self.back
+        return Learned((self.names,) * len(self.offset), *ends, np.ones(len(self.offset), np.bool_))
 
     def normalize(self, values: Array) -> Array:
         """Normalise [..., D]; the result has the statistics' data type."""
@@ -91,10 +123,10 @@ def make_normalization(
     first, second = read_statistics(statistics, _BOUNDS[form], where, dtype)
     if form == "z_score":
         forward = second + dtype(OPENPI_EPS if eps is None else eps)
-        return Normalization(first, forward, forward if eps is None else second)
+        return Normalization(first, forward, forward if eps is None else second, names=_BOUNDS[form])
     span = second - first
     if eps is None:
         span += OPENPI_EPS
     else:
         span[span == 0] = eps
-    return Normalization(first, span, span, quantile=True)
+    return Normalization(first, span, span, quantile=True, names=_BOUNDS[form])

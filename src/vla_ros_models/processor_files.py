@@ -44,6 +44,11 @@ def before_lerobot_04(folder: Path, missing: str) -> str:
     )
 
 
+def has_processors(folder: Path) -> bool:
+    """Return True for LeRobot's layout."""
+    return (folder / PREPROCESSOR).is_file()
+
+
 class Pipeline:
     """The steps of one processor file.
 

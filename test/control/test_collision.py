@@ -133,7 +133,7 @@ def test_a_slowed_command_is_where_the_next_one_starts() -> None:
     robot = Robot()
     lower(robot)
     for arm in robot.controller.arms:
-        np.testing.assert_allclose(arm._last, robot.q)
+        np.testing.assert_allclose(arm.next_start(state(robot.q, 0.04))[0], robot.q)
 
 
 class Sagging(Robot):

@@ -14,7 +14,7 @@ class Scene(Clock):
 
     def __init__(self, ahead: float = 0.0) -> None:
         super().__init__()
-        self.now_s, self._ahead = 100.0, ahead - 100.0 + time.time()
+        self.now_s, self.ahead = 100.0, ahead - 100.0 + time.time()
         self.suspension = Suspension(self)
 
     def awake(self) -> float:
@@ -29,7 +29,7 @@ class Scene(Clock):
 
     def receive(self, published: float) -> float:
         """What is said of a message that arrives now."""
-        return self.suspension.note_arrival(b"driver", round((published + self._ahead) * SECOND))
+        return self.suspension.note_arrival(b"driver", round((published + self.ahead) * SECOND))
 
 
 def test_only_a_pause_longer_than_any_delay_is_a_suspension() -> None:
@@ -69,7 +69,7 @@ def test_messages_that_waited_are_told_from_new_ones_whatever_the_publishers_clo
 def test_a_publisher_whose_clock_was_set_back_is_believed_again_after_two_hundred_messages() -> None:
     scene = Scene()
     scene.run(5.0)
-    scene._ahead -= 3600.0
+    scene.ahead -= 3600.0
     scene.run(4.1)
     assert scene.receive(scene.now_s - 0.001) == pytest.approx(scene.now_s - 0.001, abs=0.01)
 

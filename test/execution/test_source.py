@@ -83,8 +83,11 @@ def test_a_new_task_resets_source_and_plan_but_keeps_the_grip() -> None:
         def reset(self) -> None:
             resets.append(self)
 
-    policy = TimedPolicy(horizon=3)
-    policy.start_session = Counting  # type: ignore[method-assign]
+    class CountingPolicy(TimedPolicy):
+        def start_session(self) -> Session:
+            return Counting()
+
+    policy = CountingPolicy(horizon=3)
     policy.last = -1.0  # closed
     live = LiveLoop(policy, every(0.1, 3), robot__gripper_joint_names=["finger_left"])
     finger = (*NAMES, "finger_left")

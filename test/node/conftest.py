@@ -48,17 +48,19 @@ class Robot:
         """When (steady clock) and what the node has said on ``~/status``."""
         self._heard = threading.Condition()
         self._frames = self.node.create_publisher(make("sensor_msgs/msg/Image"), "/camera/image_raw", qos("camera"))
-        self._joints = self.node.create_publisher(
+        self.joint_publisher = self.node.create_publisher(
             make("sensor_msgs/msg/JointState"), "/joint_states", qos("state_publisher")
         )
         text = make("std_msgs/msg/String")
         self._instruction = self.node.create_publisher(text, "/vla_policy/instruction", qos("instruction"))
-        self._stop = self.node.create_publisher(make("std_msgs/msg/Bool"), "/vla_policy/stop", qos("command"))
+        self.stop_publisher = self.node.create_publisher(
+            make("std_msgs/msg/Bool"), "/vla_policy/stop", qos("command")
+        )
         array = make("std_msgs/msg/Float64MultiArray")
         self.driver = self.node.create_subscription(
-            make("sensor_msgs/msg/JointState"), "/arm/joint_command", self._on(self.commands), qos("command")
+            make("sensor_msgs/msg/JointState"), "/arm/joint_command", self.hears(self.commands), qos("command")
         )
-        self.node.create_subscription(array, "/vla_policy/action", self._on(self.actions), qos("command"))
+        self.node.create_subscription(array, "/vla_policy/action", self.hears(self.actions), qos("command"))
         self.node.create_subscription(
             make("diagnostic_msgs/msg/DiagnosticArray"), "/diagnostics", self._on_diagnostics, qos("diagnostics")
         )
@@ -70,7 +72,7 @@ class Robot:
         self._thread = threading.Thread(target=lambda: self.graph.spin(lambda: self._ended, 0.02))
         self._thread.start()
 
-    def _on(self, heard: list[Any]) -> Callable[[Any], None]:
+    def hears(self, heard: list[Any]) -> Callable[[Any], None]:
         def callback(message: Any) -> None:
             with self._heard:
                 heard.append(message)
@@ -126,7 +128,7 @@ class Robot:
 
     def send_joints(self, positions: list[float] | None = None, names: Sequence[str] = ()) -> None:
         measured = self.positions if positions is None else positions
-        self._joints.publish(self.joint_state(names or self.names, measured))
+        self.joint_publisher.publish(self.joint_state(names or self.names, measured))
 
     def send_frame(self, cdr: bytes | None = None, *, joints: bool = True) -> int:
         """Send joint state and a frame (a noisy grey one); returns the frame's stamp."""
@@ -141,7 +143,7 @@ class Robot:
         self._instruction.publish(self.graph.message("std_msgs/msg/String")(data=text))
 
     def stop(self) -> None:
-        self._stop.publish(self.graph.message("std_msgs/msg/Bool")(data=True))
+        self.stop_publisher.publish(self.graph.message("std_msgs/msg/Bool")(data=True))
 
     def until(
         self, ready: Callable[[], Any], each: Callable[[], Any] | None = None, patience: float = PATIENCE

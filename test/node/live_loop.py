@@ -1,6 +1,7 @@
 """The live parts of the node on a simulated clock, without graph or threads."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -10,8 +11,11 @@ from vla_ros.config import build
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.command import Command
+from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.outcome import FrameOutcome, StepResult
 from vla_ros.control.reasons import Reason
+from vla_ros.execution.camera_frames import Frame
+from vla_ros.execution.gate import CommandGate
 from vla_ros.execution.source import ActionSource, PolicySource
 from vla_ros.node.control_loop import LoopResult
 from vla_ros.node.pipeline import build_pipeline
@@ -41,17 +45,56 @@ class TimedPolicy(Policy):
         return ActionChunk(actions, observation.stamp)
 
 
+class LiveGate(CommandGate):
+    """Calls ``supervised`` after each look at the inputs, and ``late`` before it opens."""
+
+    supervised: Callable[[], Any] = staticmethod(lambda: None)
+    late: Callable[[], Any] = staticmethod(lambda: None)
+
+    def supervise(self) -> None:
+        super().supervise()
+        self.supervised()
+
+    @contextmanager
+    def sending(self) -> Iterator[bool]:
+        self.late()
+        with super().sending() as may_move:
+            yield may_move
+
+
+class LiveMailbox(Mailbox[Frame]):
+    """Calls ``taken`` when a frame was taken, and ``found`` when the wait for one has ended well."""
+
+    taken: Callable[[], Any] = staticmethod(lambda: None)
+    found: Callable[[], Any] = staticmethod(lambda: None)
+
+    def take(self, timeout: float = 0.0) -> Frame | None:
+        frame = super().take(timeout)
+        if frame is not None:
+            self.taken()
+        return frame
+
+    def wait(self, timeout: float) -> bool:
+        found = super().wait(timeout)
+        if found:
+            self.found()
+        return found
+
+
 class LiveLoop(SimulatedNode):
     """An armed node without a graph. Its driver is there; frames and joint states come when a test says so.
 
     The arm stays at ``positions``, however far commands lead it, or ``follows`` every command at once.
     """
 
+    gate_type, mailbox_type = LiveGate, LiveMailbox
+
     def __init__(
         self,
         policy: TimedPolicy | None = None,
         events: Iterable[tuple[float, Callable[..., Any]]] = (),
         source: ActionSource | None = None,
+        clock_type: type[SimulatedClock] = SimulatedClock,
         **options: Any,
     ) -> None:
         values = {name.replace("__", "."): value for name, value in options.items()}
@@ -69,10 +112,7 @@ class LiveLoop(SimulatedNode):
         source = source or PolicySource(self.policy)
         source.load()
         self.pipeline = build_pipeline(config, source.spec)
-        self.supervised: Callable[[], Any] = lambda: None
-        super().__init__(config, source, self.pipeline, SimulatedClock(EPOCH, timed), self, self.obey)
-        supervise = self.gate.supervise
-        self.gate.supervise = lambda: (supervise(), self.supervised())
+        super().__init__(config, source, self.pipeline, clock_type(EPOCH, timed), self, self.obey)
         self.joints()
         self.safety.arm()
 
@@ -87,7 +127,7 @@ class LiveLoop(SimulatedNode):
 
     def obey(self, commands: Sequence[Command]) -> None:
         self.sent.extend((self.clock.steady(), command) for command in commands)
-        if self.follows:
+        if self.follows and commands:
             self.positions = commands[0].positions[: len(NAMES)]
             self.clock.after(0.001, self.joints)
 

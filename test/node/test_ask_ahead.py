@@ -12,9 +12,11 @@ from vla_ros.config import build
 from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.clock import Clock
+from vla_ros.control.mode import NO_TASK
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.schedule import resolve_schedule
 from vla_ros.execution.source import PolicySource
+from vla_ros.execution.states import InferenceRequest, RequestState
 from vla_ros.node.inference import InferenceThread
 from vla_ros.types import ActionChunk, Observation
 
@@ -103,16 +105,14 @@ def test_a_task_that_begins_as_the_next_chunk_is_requested_skips_no_step() -> No
     live = ahead(control__schedule="append")
     live.policy.during = lambda: live.clock.sleep(0.5 * HORIZON * PERIOD - 0.02)
     live.run(1.5)
-    take, begun = live.mailboxes[0].take, list[int]()
+    begun: list[int] = []
 
-    def takes(timeout: float = 0.0) -> Any:
-        frame = take(timeout)
-        if frame is not None and not begun and live.made[-1] == live.clock.steady():  # a chunk has just come
+    def taken() -> None:
+        if not begun and live.made[-1] == live.clock.steady():  # a chunk has just come
             begun.append(len(live.steps))
             live.context.inputs.set_instruction("another")
-        return frame
 
-    live.mailboxes[0].take = takes  # type: ignore[method-assign]
+    live.mailboxes[0].taken = taken
     live.run(1.5)
     assert [step.index for step in live.steps[begun[0] :]][:3] == [0, 1, 2]
 
@@ -335,7 +335,8 @@ def in_a_thread(live: LiveLoop) -> tuple[InferenceThread, threading.Condition]:
     live.camera()
     frame = live.mailboxes[0].take()
     assert frame is not None
-    inference.request(frame, [frame.data], live.inputs.snapshot, (0, 0), PERIOD, concurrent=True)
+    request = InferenceRequest(frame, 0.0, 0, NO_TASK, 0, concurrent=True)
+    inference.start(request, [frame.data], live.inputs.snapshot, PERIOD)
     return inference, changed
 
 
@@ -351,13 +352,13 @@ def test_an_inference_runs_on_its_own_thread(fails: bool) -> None:
     live.policy.during = during
     inference, changed = in_a_thread(live)
     with changed:
-        assert changed.wait_for(lambda: inference.finished, 5.0)
+        assert changed.wait_for(lambda: inference.state is RequestState.FINISHED, 5.0)
     if fails:
         with pytest.raises(Refused, match="inference_error: ValueError: no"):
             inference.take()
     else:
         assert inference.take()[0].chunk.actions[0, 0] == 0.005
-    assert inference.pending is None
+    assert inference.state is RequestState.NONE
     assert threads[0] is not threading.current_thread()
     assert inference.close(5.0)
 

@@ -66,6 +66,23 @@ def test_an_arm_that_is_elsewhere_at_once_is_held_until_a_person_disarms(robot, 
     assert distance(robot) < 0.3
 
 
+@pytest.mark.causes("joint_state_invalid")
+def test_a_restarted_driver_that_begins_with_zeros_moves_no_arm(robot, inside) -> None:
+    inside()
+    robot.until(lambda: len(robot.commands) > 5, robot.send_frame)
+    profile, kind = robot.graph.qos("state_publisher"), robot.graph.message("sensor_msgs/msg/JointState")
+    robot.node.destroy_publisher(robot._joints)
+    robot.until(lambda: "joint_state_stale" in robot.status["holds"], lambda: robot.send_frame(joints=False))
+    robot._joints = robot.node.create_publisher(kind, "/joint_states", profile)
+    robot.until(lambda: robot._joints.get_subscription_count() > 0)
+    began = time.monotonic()
+    robot.until(lambda: "joint_state_invalid" in robot.status["holds"], lambda: robot.send_joints([0.0] * 7))
+    robot.until(lambda: time.monotonic() - began > 0.6, lambda: robot.send_joints([0.0] * 7))
+    sent = len(robot.commands)
+    robot.until(lambda: len(robot.commands) > sent + 3 and not robot.status["holds"], robot.send_frame)
+    assert distance(robot) < 0.3
+
+
 def test_limits_that_nothing_states_are_logged(robot, inside, unlimited: Path, caplog) -> None:
     inside(f"robot.urdf:={unlimited}")
     [said] = [
@@ -140,7 +157,7 @@ def test_joint_states_without_stamps_are_used_with_a_warning(robot, inside, capl
     inside()
 
     def send() -> None:
-        robot._joints.publish(robot.joint_state(robot.names, robot.positions, stamp=0))
+        robot.joint_publisher.publish(robot.joint_state(robot.names, robot.positions, stamp=0))
         robot.send_frame(joints=False)
 
     robot.until(lambda: len(robot.commands) > 5, send)

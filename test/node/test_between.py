@@ -153,7 +153,7 @@ def test_late_commands_do_not_lengthen_the_way_to_rest() -> None:
     live = turning(control__command_rate_hz=240.0, timeouts__inference=10.0)
     live.run(1.5)
     live.policy.during = lambda: live.clock.sleep(5.0)
-    live.supervised = lambda: live.clock.sleep(0.02)
+    live.gate.supervised = lambda: live.clock.sleep(0.02)
     while not live.context.safety.counters.get("plan_empty"):
         live.loop.run_once()
     sent, began = len(live.sent), live.clock.steady()

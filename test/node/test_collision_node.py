@@ -56,7 +56,7 @@ def test_a_scene_holds_while_its_obstacle_is_in_the_way_and_shows_what_is_checke
     array = make("visualization_msgs/msg/MarkerArray")
     scene = robot.node.create_publisher(array, "/obstacles", qos("state_publisher"))
     shown: list[object] = []
-    robot.node.create_subscription(array, "/vla_policy/collision", robot._on(shown), qos("diagnostics"))
+    robot.node.create_subscription(array, "/vla_policy/collision", robot.hears(shown), qos("diagnostics"))
     node = inside(
         *CHECK, "collision.scene:=/obstacles", "collision.scene_required:=true", "collision.scene_timeout:=3.0"
     )

@@ -20,6 +20,7 @@ from live_loop import EPOCH, POSITIONS, LiveLoop, TimedPolicy, every
 from vla_ros.config import build
 from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import PolicySpec
+from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.reasons import Reason
 from vla_ros.execution.gate import DriverGate
 from vla_ros.execution.outputs import Outputs
@@ -124,15 +125,7 @@ def test_an_answer_is_not_sent_if_its_task_changed_during_the_inference(
 def test_a_frame_taken_before_an_arming_does_not_move_the_arm() -> None:
     live = LiveLoop(events=every(0.1, 5))
     live.context.safety.disarm()
-    take = live.mailboxes[0].take
-
-    def takes(timeout: float = 0.0) -> Any:
-        frame = take(timeout)
-        if frame is not None and not live.policy.asked:
-            live.context.safety.arm()
-        return frame
-
-    live.mailboxes[0].take = takes  # type: ignore[method-assign]
+    live.mailboxes[0].taken = lambda: live.policy.asked or live.context.safety.arm()
     live.run(0.45)
     first, *others = [observation.stamp for observation in live.policy.asked]
     assert live.results[0] == "task_changed"
@@ -169,14 +162,8 @@ def test_the_watchdog_is_asked_again_if_the_thread_is_late_and_old_commands_are_
 ) -> None:
     live = LiveLoop()
     asked: list[float] = []
-    live.supervised = lambda: asked.append(live.clock.steady())
-    motion = live.context.safety.sending
-
-    def late() -> Any:
-        live.clock.sleep(delay if len(asked) == 1 else 0.0)
-        return motion()
-
-    live.context.safety.sending = late  # type: ignore[method-assign]
+    live.gate.supervised = lambda: asked.append(live.clock.steady())
+    live.gate.late = lambda: live.clock.sleep(delay if len(asked) == 1 else 0.0)
     live.camera()
     live.loop.run_once()
     assert asked == [0.0, pytest.approx(delay)]
@@ -359,6 +346,22 @@ def test_a_velocity_expires_after_its_timeout_or_two_periods(
     assert live.context.safety.counters["velocity_expired"] == 1
 
 
+def test_joint_states_that_cannot_be_read_are_named_beside_a_hold_that_cannot_be_sent(caplog) -> None:
+    live = LiveLoop()
+    gate = gate_of(live, Wires())
+
+    def fails() -> None:
+        raise ZeroDivisionError("by the test")
+
+    gate._poll = fails
+    live.clock.sleep(5.0)  # no joint state is new enough for a hold
+    live.context.safety.hold(Reason.DRIVER_MISSING, "by the test")
+    gate.send_due_holds()
+    live.context.throttled.flush()
+    assert "joint states could not be read: ZeroDivisionError: by the test" in caplog.text
+    assert "no hold could be sent yet" in caplog.text
+
+
 BOTH = parse_components("left.joint_delta + right.joint_delta", action=True)
 
 
@@ -442,8 +445,13 @@ def test_an_arm_holds_alone_with_commands_between_steps_as_well() -> None:
 
 
 def test_a_suspension_is_noticed_by_the_first_write_after_it_and_by_one_during_which_it_began() -> None:
-    live, slept = LiveLoop(), [0.0]
-    live.clock.awake = lambda: live.clock.steady() + slept[0]  # type: ignore[method-assign]
+    slept = [0.0]
+
+    class Suspended(SimulatedClock):
+        def awake(self) -> float:
+            return self.steady() + slept[0]
+
+    live = LiveLoop(clock_type=Suspended)
     gate, safety = gate_of(live, Wires()), live.context.safety
     live.context.suspension.notice()
     with gate.sending() as may_move:

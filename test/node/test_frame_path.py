@@ -22,6 +22,9 @@ BEGIN = {"node/receiver.py::receive", "node/control_loop.py::run_once"}
 BESIDE = "execution/gate.py::supervise"
 """Checks all inputs, whatever the frame."""
 
+ROOMS = re.findall(r"^\| `(\w+)` \|", PAGE.split("### The robot: ")[1].split("\n### ")[0], re.MULTILINE)
+"""The robot's rooms in the order of the page: each imports only those above it."""
+
 
 def listed() -> dict[str, str]:
     """The hops of the page in order, each with what it does; those in bold are waypoints."""
@@ -35,6 +38,7 @@ class Trace:
     def __init__(self, waypoints: set[str]) -> None:
         self.waypoints, self.functions = waypoints, {name.rpartition(":")[2] for name in waypoints}
         self.hops: dict[str, None] = {}
+        self.climbs = set[str]()
         self.on = False
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -47,6 +51,8 @@ class Trace:
         while at is not None and (not stack or stack[-1] not in BEGIN):
             stack += [name] if (name := name_of(at)) else []
             at = at.f_back
+        rooms = [ROOMS.index(name.partition("/")[0]) for name in stack]
+        self.climbs |= {" <- ".join(stack)} if rooms != sorted(rooms) else set()
         if stack[-1] in BEGIN and BESIDE not in stack:
             self.hops.update(dict.fromkeys(reversed(stack)))
 
@@ -86,5 +92,6 @@ def test_a_frame_takes_the_path_on_the_page(robot, inside) -> None:
     robot.until(lambda: robot.command_stamp() == sent)
     trace.on = False
     assert list(trace.hops) == [name.strip("*`") for name in hops]
+    assert not trace.climbs, "a call goes up to another room, or back to one that it came through"
     assert len(hops) <= MOST_HOPS
     assert len({name.strip("*`").partition("::")[0] for name in hops}) <= MOST_FILES

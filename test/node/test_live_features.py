@@ -49,7 +49,7 @@ def test_what_other_nodes_publish_reaches_the_policy(robot, inside) -> None:
             sender.publish(messages[topic])
         joints = robot.joint_state(robot.names, robot.positions)
         joints.velocity = [0.1] * len(robot.names)
-        robot._joints.publish(joints)
+        robot.joint_publisher.publish(joints)
         robot.send_frame(joints=False)
 
     robot.until(lambda: len(policy.seen) > 5, send)

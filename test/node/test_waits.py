@@ -97,11 +97,10 @@ OTHERS = {
     "execution/camera_frames.py::wait",
     "node/scene.py::work",
     "node/control_loop.py::_run",
-    "node/control_loop.py::_correct",
     "node/control_loop.py::_step",
     "node/control_loop.py::_wait",
     "node/inference.py::job",
-    "node/inference.py::request",
+    "node/inference.py::start",
     "node/inference.py::_run",
     "node/observer.py::_image",
     "graph/launcher.py::wait_for_end",
@@ -160,15 +159,14 @@ def test_every_wait_of_the_thread_that_spins_is_listed_with_its_bound() -> None:
 
 def test_a_thread_that_is_always_late_sends_nothing_and_ends() -> None:
     live = LiveLoop(events=every(0.1, 3))
-    live.supervised = lambda: live.clock.sleep(0.001)
-    entered, enter = [0], live.context.safety.sending
+    live.gate.supervised = lambda: live.clock.sleep(0.001)
+    entered = [0]
 
-    def late() -> Any:
+    def late() -> None:
         entered[0] += 1
         live.clock.sleep(0.06)
-        return enter()
 
-    live.context.safety.sending = late  # type: ignore[method-assign]
+    live.gate.late = late
     with live.gate.open() as may_move:
         assert not may_move
     assert 1 < entered[0] <= 100

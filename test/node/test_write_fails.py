@@ -269,6 +269,6 @@ def test_a_stop_is_not_lost_to_what_the_button_sends_next(robot, start) -> None:
     time.sleep(0.05)
     robot.stop()
     for _ in range(100):
-        robot._stop.publish(robot.graph.message("std_msgs/msg/Bool")(data=False))
+        robot.stop_publisher.publish(robot.graph.message("std_msgs/msg/Bool")(data=False))
     node.signal(signal.SIGCONT)
     robot.until(lambda: robot.status.get("stopped_by") == "operator_stop", robot.send_frame)

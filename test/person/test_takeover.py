@@ -290,17 +290,14 @@ def test_a_frame_that_arrives_with_a_takeover_moves_nothing() -> None:
     policy = TimedPolicy(horizon=10)
     live = Person(LEADER, policy, control__schedule="blend")
     policy.during = lambda: live.clock.sleep(0.2)
-    [mailbox] = live.mailboxes
-    wait, since = mailbox.wait, list[int]()
+    since: list[int] = []
 
-    def arrives(patience: float) -> bool:
-        found = wait(patience)
-        if found and not since:
+    def found() -> None:
+        if not since:
             live.correct()
             since.append(len(live.steps))
-        return found
 
-    mailbox.wait = arrives  # type: ignore[method-assign]
+    live.mailboxes[0].found = found
     live.run(1.0)
     assert since
     assert live.source == PERSON

@@ -273,7 +273,7 @@ class Robot:
             elif self._listens == "velocity":
                 kind, take = ("sensor_msgs/msg/JointState", self._on_velocity)
             made: Any = self._graph.subscribe_raw(
-                self._node, make(kind), topic, partial(self._on_raw, kind, take), qos("command")
+                self._node, make(kind), topic, partial(self._on_raw, kind, take), qos("request")
             )
             self._ends[what] = made
         elif what == "hand":

@@ -1,13 +1,15 @@
-"""Sends random messages on every topic that the node hears, and checks that a stop is still in force in time.
+"""Sends random messages and requests to all that the node hears, and checks that a stop is still in force in time.
 
     python -m tools.faults.fuzz --count 10000
     python -m tools.faults.fuzz --count 2000 --output twist
+    python -m tools.faults.fuzz --count 2000 --inputs other
 
 The messages have the topic's type and random content, or are damaged; they come between those of a working robot,
-from the same publishers, so that no second source hides them. While they come, somebody stops the arm. The oracle:
-no motion is sent later than ``--within`` seconds after the stop was sent, by the command's own source timestamp; a
-velocity is followed by another command before it has to expire; the node lives, reports the stop, and none of its
-code has failed (``thread_died``).
+from the same publishers, so that no second source hides them. Requests go to every service but ``~/reset``, which
+ends a stop, and to the action. While they come, somebody stops the arm. The oracle: no motion is sent later than
+``--within`` seconds after the stop was sent, by the command's own source timestamp; a velocity is followed by
+another command before it has to expire; every request is answered; the node lives, reports the stop, and none of
+its code has failed (``thread_died``). The ``other`` inputs are compressed images and a leader arm.
 """
 
 import argparse
@@ -28,20 +30,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import simplejpeg
 from rosbags.interfaces import Nodetype
 
 from tools.faults.driver import ARM, FINGERS, HOME
 from tools.faults.messages import joint_state
+from tools.faults.person import LEADER
 from tools.faults.processes import DOMAINS, NodeProcess, environment, wait_until
-from tools.faults.setups import OPTIONS, SERVO, VELOCITY
+from tools.faults.setups import LEADS, OPTIONS, SERVO, VELOCITY
 from vla_ros.errors import VlaRosError
 from vla_ros.graph import open_graph
 from vla_ros.graph.messages import MessageTypes, message_types
 from vla_ros.graph.origin import Origin
-from vla_ros.vision.messages import encode_image
+from vla_ros.vision.messages import encode_compressed, encode_image
 
-TOPICS: Mapping[str, tuple[str, str]] = {
-    "/camera/image_raw": ("sensor_msgs/msg/Image", "camera"),
+_TOPICS: Mapping[str, tuple[str, str]] = {
     "/joint_states": ("sensor_msgs/msg/JointState", "state_publisher"),
     "/vla_policy/instruction": ("std_msgs/msg/String", "instruction"),
     "/vla_policy/stop": ("std_msgs/msg/Bool", "command"),
@@ -49,14 +52,28 @@ TOPICS: Mapping[str, tuple[str, str]] = {
     "/vla_policy/success": ("std_msgs/msg/Bool", "command"),
     "/vla_policy/heartbeat": ("std_msgs/msg/Empty", "state_publisher"),
     "/joy": ("sensor_msgs/msg/Joy", "state_publisher"),
-    "/hand": ("geometry_msgs/msg/TwistStamped", "state_publisher"),
     "/wrench": ("geometry_msgs/msg/WrenchStamped", "state_publisher"),
 }
-"""Every topic that is fuzzed, with its type and the publisher's profile; :data:`_LISTENING` has the options."""
+_RAW, _JPEG = "/camera/image_raw", "/camera/image_raw/compressed"
+TOPICS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "plain": {
+        _RAW: ("sensor_msgs/msg/Image", "camera"),
+        "/hand": ("geometry_msgs/msg/TwistStamped", "state_publisher"),
+        **_TOPICS,
+    },
+    "other": {
+        _JPEG: ("sensor_msgs/msg/CompressedImage", "camera"),
+        LEADER: ("sensor_msgs/msg/JointState", "state_publisher"),
+        **_TOPICS,
+    },
+}
+"""By ``--inputs``, every topic that is fuzzed, with its type and the publisher's profile."""
 
+_INPUTS: Mapping[str, Mapping[str, str]] = {
+    "plain": {"takeover.input": "twist_stamped", "takeover.topic": "/hand"},
+    "other": {**LEADS["options"], "camera.topics": f'["{_JPEG}"]', "camera.transport": "compressed"},
+}
 _LISTENING = {
-    "takeover.input": "twist_stamped",
-    "takeover.topic": "/hand",
     "takeover.joy": "/joy",
     "takeover.buttons": '["deadman = 0", "correct = 1", "resume = 2"]',
     "robot.state_topics": '["wrench=/wrench:WrenchStamped"]',
@@ -68,6 +85,19 @@ _COMMANDED = {
     "twist": ("geometry_msgs/msg/TwistStamped", SERVO["options"]),
     "velocity": ("sensor_msgs/msg/JointState", VELOCITY["options"]),
 }
+_ACTION = "rosetta_interfaces/action/RunPolicy"
+SERVICES: Mapping[str, str] = {
+    "/vla_policy/enable": "std_srvs/srv/SetBool",
+    "/vla_policy/takeover": "std_srvs/srv/SetBool",
+    "/vla_policy/pause": "std_srvs/srv/Trigger",
+    "/vla_policy/run_policy/_action/send_goal": f"{_ACTION}_SendGoal",
+    "/vla_policy/run_policy/_action/get_result": f"{_ACTION}_GetResult",
+    "/vla_policy/run_policy/_action/cancel_goal": "action_msgs/srv/CancelGoal",
+}
+"""Every service that is fuzzed, with the name of its type before ``_Request``."""
+
+_ASKED = 0.15  # share of requests
+_ANSWERS = 5.0  # s; a result may take as long as its goal
 _BATCH = 20  # messages for each stop
 _RESUMES = 15.0  # s
 _NUMBERS = (0.0, -0.0, 1.0, -1.0, 1e-300, 1e30, 1e300, float("inf"), float("-inf"), float("nan"), 2.0**53)
@@ -153,7 +183,7 @@ class Outcome:
 class FuzzedRobot:
     """A robot that works, and sends random messages from its publishers, in a domain of its own."""
 
-    def __init__(self, domain: int, output: str, rng: random.Random, folder: Path) -> None:
+    def __init__(self, domain: int, output: str, rng: random.Random, folder: Path, inputs: str = "plain") -> None:
         os.environ.update(
             {name: text for name, text in environment(domain).items() if name.startswith(("ROS", "CYC"))}
         )
@@ -163,8 +193,12 @@ class FuzzedRobot:
         make, qos = self.graph.message, self.graph.qos
         self._publishers = {
             topic: self._node.create_publisher(make(kind), topic, qos(profile))
-            for topic, (kind, profile) in TOPICS.items()
+            for topic, (kind, profile) in TOPICS[inputs].items()
         }
+        self._topics = TOPICS[inputs]
+        self._clients = {name: self._node.create_client(self._service(name), name) for name in SERVICES}
+        self._asked: list[tuple[float, str, Any]] = []  # when (monotonic), what, and its answer
+        self._good: dict[str, bytes] = {}  # the last sound message, by topic
         self._stopper = self._node.create_publisher(make("std_msgs/msg/Bool"), "/vla_policy/stop", qos("command"))
         self._set = self.graph.service("std_srvs/srv/SetBool")
         self._takeover = self._node.create_client(self._set, "/vla_policy/takeover")
@@ -187,7 +221,7 @@ class FuzzedRobot:
         self._threads = [threading.Thread(target=target, args=words, daemon=True) for target, words in threads]
         for thread in self._threads:
             thread.start()
-        values = {**OPTIONS, **_LISTENING, **options, "timeouts.frame_age": "0.0"}
+        values = {**OPTIONS, **_LISTENING, **_INPUTS[inputs], **options, "timeouts.frame_age": "0.0"}
         words = ("--horizon", "4", "--seconds", "0.02")
         self.log = folder / "log"
         self.node = NodeProcess(domain, self.log, values, words)
@@ -199,16 +233,48 @@ class FuzzedRobot:
                 return
             now = time.time_ns()
             names = [*ARM, *FINGERS]
-            self._publishers["/joint_states"].publish(joint_state(names, self._positions.tolist(), now & ~1))
+            self._send("/joint_states", joint_state(names, self._positions.tolist(), now & ~1))
+            if LEADER in self._topics:
+                self._send(LEADER, joint_state(names, self._positions.tolist(), now & ~1))
             if count % 2 == 0:
                 self._frames.add(now | 1)
-                image = encode_image(next(self._images), now | 1, "camera")
-                self._publishers["/camera/image_raw"].publish(image)
+                self._send_image(next(self._images), now | 1)
             if count % 50 == 0:
                 text = self._types.message("std_msgs/msg/String")(data="wave")
                 self._publishers["/vla_policy/instruction"].publish(text)
                 wrench = self._types.message("geometry_msgs/msg/WrenchStamped")()
                 self._publishers["/wrench"].publish(wrench)
+
+    def _send(self, topic: str, message: Any) -> None:
+        self._good[topic] = bytes(message if isinstance(message, bytes) else self._types.serialize(message))
+        self._publishers[topic].publish(message)
+
+    def _send_image(self, image: Any, stamp: int) -> None:
+        if _JPEG in self._topics:
+            self._send(_JPEG, encode_compressed(simplejpeg.encode_jpeg(image), stamp, "camera"))
+        else:
+            self._send(_RAW, encode_image(image, stamp, "camera"))
+
+    def _service(self, name: str) -> Any:
+        kind = SERVICES[name]
+        if not kind.startswith(_ACTION):
+            return self.graph.service(kind)
+        return getattr(self.graph.action(_ACTION), kind.removeprefix(f"{_ACTION}_"))
+
+    def ask_random(self) -> None:
+        """Send one random request, if its service is there."""
+        name = self._rng.choice(tuple(SERVICES))
+        request = random_message(self._types, f"{SERVICES[name]}_Request", self._rng)
+        if self._clients[name].service_is_ready():
+            self._asked.append((time.monotonic(), name, self._clients[name].call_async(request)))
+            self.sent.append(f"{name} {self._types.serialize(request)[:120].hex()}")
+
+    def unanswered(self) -> list[str]:
+        """Return the requests that were sent a while ago and have no answer; forget them."""
+        now = time.monotonic()
+        late = [each for each in self._asked if now - each[0] > _ANSWERS]
+        self._asked = [each for each in self._asked if now - each[0] <= _ANSWERS]
+        return [name for _, name, answer in late if not (answer.done() or name.endswith("get_result"))]
 
     def _on_command(self, cdr: Any, origin: Origin) -> None:
         received, cls = time.time(), self.graph.message(self._reads)
@@ -234,14 +300,17 @@ class FuzzedRobot:
 
     def send_random(self) -> None:
         """Publish one random message that the middleware takes; a stop among them is none."""
+        if self._rng.random() < _ASKED:
+            self.ask_random()
+            return
         while True:
-            topic = self._rng.choice(tuple(TOPICS))
-            message = random_message(self._types, TOPICS[topic][0], self._rng)
+            topic = self._rng.choice(tuple(self._topics))
+            message = random_message(self._types, self._topics[topic][0], self._rng)
             if topic == "/vla_policy/stop":
                 message.data = False
             cdr = self._types.serialize(message)
             if self._rng.random() < 0.3 and topic != "/vla_policy/stop":
-                cdr = damaged(cdr, self._rng)
+                cdr = damaged(self._rng.choice((cdr, self._good.get(topic, cdr))), self._rng)
             with contextlib.suppress(VlaRosError):  # Cyclone checks CDR against the type
                 self._publishers[topic].publish(cdr)
                 self.sent.append(f"{topic} {cdr[:120].hex()}")
@@ -280,11 +349,13 @@ class FuzzedRobot:
         return status
 
 
-def fuzz(count: int, seed: int, output: str, within: float, say: Callable[[str], object] = print) -> Outcome:
+def fuzz(
+    count: int, seed: int, output: str, within: float, say: Callable[[str], object] = print, inputs: str = "plain"
+) -> Outcome:
     """Send ``count`` random messages and stop the arm for every twenty of them."""
     rng, outcome = random.Random(seed), Outcome()
     with tempfile.TemporaryDirectory(prefix="vla_ros_fuzz_") as folder:
-        robot = FuzzedRobot(rng.choice(DOMAINS), output, rng, Path(folder))
+        robot = FuzzedRobot(rng.choice(DOMAINS), output, rng, Path(folder), inputs)
         try:
             if not robot.moving(100.0):
                 raise VlaRosError(f"the arm does not move: {robot.log.read_text(errors='replace')[-2000:]}")
@@ -325,6 +396,7 @@ def _once(robot: FuzzedRobot, rng: random.Random, outcome: Outcome, within: floa
     outcome.latencies.append(max(late, default=0.0))
     if late and late[-1] > within:
         wrong.append(f"a motion was sent {late[-1]:.3f} s after the stop, allowed {within:g} s")
+    wrong += [f"unanswered: {name}" for name in robot.unanswered()]
     if robot.status.get("counters", {}).get("thread_died"):
         wrong.append(f"its code has failed: {robot.status.get('detail')}")
     for (sent, _, moves), (following, _, _) in itertools.pairwise(robot.commands):
@@ -340,13 +412,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=1000, help="messages (default: 1000)")
     parser.add_argument("--seed", type=int, default=None, help="seed of all randomness")
     parser.add_argument("--output", choices=tuple(_COMMANDED), default="position", help="what the driver takes")
+    parser.add_argument("--inputs", choices=tuple(TOPICS), default="plain", help="what the node hears")
     parser.add_argument(
         "--within", type=float, default=0.2, help="seconds from a stop to the last motion, on an idle machine"
     )
     given = parser.parse_args(arguments)
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(10**5)
     print(f"seed {seed}, load {os.getloadavg()[0]:.1f}", flush=True)
-    outcome = fuzz(given.count, seed, given.output, given.within, lambda text: print(text, flush=True))
+    outcome = fuzz(
+        given.count, seed, given.output, given.within, lambda text: print(text, flush=True), given.inputs
+    )
     spread = np.percentile(outcome.latencies or [0.0], (50, 99, 100))
     print(
         f"{outcome.messages} messages, {outcome.stops} stops, {outcome.moving} while the arm moved, "

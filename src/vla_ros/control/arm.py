@@ -15,7 +15,7 @@ import numpy as np
 
 from vla_ros.config import VELOCITY_OUTPUTS, Config
 from vla_ros.contract.components import Component
-from vla_ros.control.command import Command
+from vla_ros.control.command import Command, Commanded
 from vla_ros.control.envelope import Envelope, limit_pose, twist_between
 from vla_ros.control.following import Following
 from vla_ros.control.gripper import Gripper, fastest
@@ -30,7 +30,6 @@ from vla_ros.types import FloatArray, JointState
 
 _FAR = 1e9  # far beyond every limit, but small enough that products do not overflow
 _REACHED = 0.005  # m; a tip closer to its target has reached it
-_SAME = 1e-9  # rad or m; smaller differences are rounding
 _STANDS = 1e-6  # rad/s or m/s; slower joints are at rest
 _NOWHERE = Pose(np.zeros(3), np.eye(3))
 
@@ -119,7 +118,6 @@ class ArmController:
         """Forget previous commands, but keep the counters."""
         self._gripper.reset()
         self.restart()
-        self._posed = np.full(len(self.joint_names), math.nan)  # [N], commanded for the motion's last pose
 
     def restart(self) -> None:
         """Begin the next command at rest, at the measured position; keep the grip and the counters."""
@@ -128,28 +126,26 @@ class ArmController:
 
     def _rest(self) -> None:
         """Forget the last command of the arm, which is at rest."""
-        self._last: FloatArray | None = None
-        self._made: Command | None = None  # a command that has not been sent yet
-        self._goal: Command | None = None  # command of the last action
-        self._speed: FloatArray = np.zeros(len(self.joint_names))  # with which commands moved the arm
+        self._commanded = Commanded(np.zeros(len(self.joint_names)))
         self._motion.reset()
 
     def settle(self, joints: JointState | None) -> None:
         """Begin the next command at the measured position if the arm, which rests, was moved; raises Refused."""
-        if self._following.is_moved(self._last, self._measured.positions(joints), self._envelope.joints.lead):
+        if self._following.is_moved(
+            self._commanded.sent, self._measured.positions(joints), self._envelope.joints.lead
+        ):
             self._rest()
 
     def assume(self, joints: JointState | None) -> None:
         """Take the measured positions for the last command if there is one; raises Refused."""
-        if self._last is not None:
-            self._last = self._measured.positions(joints)
+        if self._commanded.sent is not None:
+            self._commanded.sent = self._measured.positions(joints)
 
     def continue_from(self, other: "ArmController") -> None:
         """Continue after the last command of ``other``, a controller of the same arm for other actions."""
         self.reset()
-        for name in ("_last", "_speed", "_goal", "counters"):
-            setattr(self, name, getattr(other, name))
-        self._following = copy(other._following)
+        self.counters, self._following = other.counters, copy(other._following)
+        self._commanded = replace(other._commanded, made=None)
         self._gripper.target = other._gripper.target
 
     def next_start(self, joints: JointState | None) -> tuple[FloatArray, float]:
@@ -188,15 +184,15 @@ class ArmController:
         if self._kinematics is None and isinstance(self._motion, TipMotion):
             return self._twist_only(numbers, stamp, dt, self._fingers(action, joints, dt))
         measured, origin = self._begin(joints)
-        start = origin
+        start, goes_on = origin, self._commanded.sent is not None and not self._sends_velocities
         if self._from_measured and self._motion.quantity in ("tip_delta", "joint_delta", "joint_velocity"):
             at_frame = joints if reference is None or self._motion.quantity == "joint_velocity" else reference
-            start = self._measured.positions(at_frame)
+            start, goes_on = self._measured.positions(at_frame), False
         self._following.begin_step(origin, measured, self._envelope, tip=self._from_measured)
-        target = self._target(numbers, start, measured, dt)
+        target = self._target(numbers, start, measured if goes_on else None, dt)
         if self._motion.quantity in ("joint_position", "tip_position"):
             target = brake(target, origin, self._envelope.joints.acceleration, dt)
-        positions, violations, wrong = self._envelope.limit(target, measured, origin, self._speed, dt)
+        positions, violations, wrong = self._envelope.limit(target, measured, origin, self._commanded.velocity, dt)
         if wrong is not None and isinstance(self._motion, TipMotion):
             self.counters["tip_shortened"] += 1  # the policy's target was within the limits
         elif wrong is not None:
@@ -204,8 +200,7 @@ class ArmController:
         self._apply(violations)
         if isinstance(self._motion, TipMotion) and self._kinematics and not np.array_equal(positions, target):
             self._motion.shortened(self._kinematics.forward(positions))
-        self._goal = self._command(positions, origin, self._fingers(action, joints, dt), stamp, dt)
-        return self._goal
+        return self._commanded.make(self._command(positions, origin, self._fingers(action, joints, dt), stamp, dt))
 
     def _begin(self, joints: JointState | None) -> tuple[FloatArray, FloatArray]:
         """Return the measured positions [N], and where a command begins, [N]; raises Refused."""
@@ -215,16 +210,16 @@ class ArmController:
             return measured, measured
         if self._following.is_lost:
             self._rest()
-        origin = self._following.origin(measured) if self._last is None else self._last
+        sent = self._commanded.sent
+        origin = self._following.origin(measured) if sent is None else sent
         self._following.check(measured, origin, self._envelope.joints.lead, joints.stamp if joints else 0)
         return measured, origin
 
     @property
     def is_moving(self) -> bool:
         """True if the arm needs further commands to come to rest."""
-        if self._goal is None or not (self._sends_velocities or math.isfinite(self._envelope.joints.acceleration)):
-            return False
-        return bool(np.any(np.abs(self._speed) > _STANDS))
+        moves = self._commanded.goal is not None and bool(np.any(np.abs(self._commanded.velocity) > _STANDS))
+        return moves and (self._sends_velocities or math.isfinite(self._envelope.joints.acceleration))
 
     def interpolate(self, joints: JointState | None, dt: float, remaining: float, elapsed: float) -> Command | None:
         """Return a command between two actions, or None if there was no action yet.
@@ -233,11 +228,11 @@ class ArmController:
         that is 0, the arm decelerates to rest. ``elapsed`` is the time in seconds since the last command, so that
         late commands do not prolong the deceleration. Raises Refused as :meth:`command` does.
         """
-        goal = self._goal
+        goal = self._commanded.goal
         if goal is None:
             return None
         measured, origin = self._begin(joints)
-        before, limits, envelope = self._speed, self._envelope.joints, self._envelope
+        before, limits, envelope = self._commanded.velocity, self._envelope.joints, self._envelope
         if remaining > 0:
             target = origin + (goal.arm_positions - origin) * min(1.0, dt / remaining)
         else:
@@ -251,7 +246,8 @@ class ArmController:
         if not self._sends_velocities:
             ends = goal.arm_positions, origin
             positions = self._following.give_way(positions, measured, *ends, self._envelope, dt)
-        return self._command(positions, origin, goal.fingers, goal.stamp, dt)
+        command = self._command(positions, origin, goal.fingers, goal.stamp, dt)
+        return self._commanded.make(command, between=True)
 
     def _command(
         self, positions: FloatArray, origin: FloatArray, fingers: list[float], stamp: int, dt: float
@@ -268,16 +264,15 @@ class ArmController:
             velocity=velocity,
         )
         if self._sends_joint_velocities:
-            command = replace(command, velocities=dict(zip(self.joint_names, velocity.tolist(), strict=True)))
-        elif self._arm.output == "twist_stamped" and self._kinematics is not None:
+            return replace(command, velocities=dict(zip(self.joint_names, velocity.tolist(), strict=True)))
+        if self._arm.output == "twist_stamped" and self._kinematics is not None:
             ends = self._kinematics.forward(origin), self._kinematics.forward(positions)
-            command = replace(command, twist=twist_between(*ends, dt))
-        self._made = command
+            return replace(command, twist=twist_between(*ends, dt))
         return command
 
     def shortened(self, share: float) -> Command | None:
         """Return the last command with a ``share`` of its motion in the same time, or None without one."""
-        made = self._made
+        made = self._commanded.made
         if made is None or not len(made.velocity):
             return None
         origin = made.arm_positions - made.velocity * made.duration
@@ -285,21 +280,16 @@ class ArmController:
         if isinstance(self._motion, TipMotion) and self._kinematics:
             self._motion.shortened(self._kinematics.forward(positions))
         command = self._command(positions, origin, made.fingers, made.stamp, made.duration)
-        self._goal = command if made is self._goal else self._goal
-        return command
+        return self._commanded.make(command, between=self._commanded.between)
 
     def sent(self) -> None:
         """Record that the last command was sent; later commands start from it."""
-        made, self._made = self._made, None
-        if made is not None:
-            self._last = made.arm_positions
-            self._speed = np.zeros(len(self.joint_names)) if self._following.gave_way else made.velocity
-            self._following.sent(made.arm_positions)
-            if made is self._goal:
-                self._posed = made.arm_positions
-            self._motion.sent()
-            if made.fingers:
-                self._gripper.target = made.fingers[0]
+        sent = self._commanded.send(gave_way=self._following.gave_way)
+        if sent is not None:
+            self._following.sent(sent.arm_positions)
+            self._motion.sent(sent.arm_positions)
+            if sent.fingers:
+                self._gripper.target = sent.fingers[0]
 
     def hold(self, joints: JointState | None) -> Command:
         """Return a command that holds the measured position (never zeros), or zero velocity.
@@ -311,7 +301,7 @@ class ArmController:
         Raises:
             Refused: The joint state is stale or invalid, and the output is not a velocity.
         """
-        before = self._last
+        before = self._commanded.sent
         self._rest()
         names: tuple[str, ...] = ()
         held, duration, speed = np.zeros(0), 0.0, self._envelope.joints.velocity
@@ -344,16 +334,19 @@ class ArmController:
         robot = self._arm.robot
         return robot.tip_frame if self._control.delta_frame == "tip" else robot.base_frame
 
-    def _target(self, numbers: FloatArray, start: FloatArray, measured: FloatArray, dt: float) -> FloatArray:
-        """Return the joint positions [N] that ``numbers`` mean for an arm at ``start`` [N]."""
+    def _target(self, numbers: FloatArray, start: FloatArray, measured: FloatArray | None, dt: float) -> FloatArray:
+        """Return the joint positions [N] that ``numbers`` mean for an arm at ``start`` [N].
+
+        ``measured`` [N] is given if ``start`` is the last command.
+        """
         if isinstance(self._motion, JointMotion):
             return self._motion.target(numbers, start, dt, self._control)
         assert self._kinematics is not None
-        pose, last = self._kinematics.forward(start), self._motion.last
-        if last is not None and start is self._last and np.allclose(start, self._posed, rtol=0.0, atol=_SAME):
-            pose = last  # without the error of inverse kinematics, which would add up
-        # BridgeData's robot (rail-berkeley/bridge_data_robot) turns about the measured tip.
-        pivot = self._kinematics.forward(measured).position if start is self._last else None
+        pose, pivot = self._kinematics.forward(start), None
+        if measured is not None:
+            pose = self._motion.pose_at(start) or pose  # without inverse kinematics' error, which would add up
+            # BridgeData's robot (rail-berkeley/bridge_data_robot) turns about the measured tip.
+            pivot = self._kinematics.forward(measured).position
         target = self._motion.target(numbers, pose, self._control, pivot)
         wanted, violations = limit_pose(target, pose, self._arm.limits)
         if violations:
@@ -368,10 +361,10 @@ class ArmController:
     def _twist_only(self, numbers: FloatArray, stamp: int, dt: float, fingers: list[float]) -> Command:
         """Return a twist for a servo that computes the kinematics; only step limits apply."""
         assert isinstance(self._motion, TipMotion)
-        start = self._motion.last or _NOWHERE
+        start = self._motion.pose_at(np.zeros(0)) or _NOWHERE
         end, violations = limit_pose(self._motion.target(numbers, start, self._control), start, self._arm.limits)
         self._apply(violations)
-        self._made = Command(
+        command = Command(
             arm=self.name,
             names=self._finger_names,
             positions=np.array(fingers),
@@ -380,7 +373,7 @@ class ArmController:
             frame_id=self._frame,
             twist=twist_between(start, end, dt),
         )
-        return self._made
+        return self._commanded.make(command, between=True)  # nothing moves the arm between two twists
 
     def _fingers(self, action: FloatArray, joints: JointState | None, dt: float) -> list[float]:
         """Return the same position for every finger joint."""

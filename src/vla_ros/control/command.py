@@ -73,6 +73,36 @@ class Command:
         return replace(self, hold=True, twist=twist, velocities=velocities)
 
 
+@dataclass(eq=False)
+class Commanded:
+    """The commands of one arm since it was at rest.
+
+    A command is *made*, and counts once it was *sent*. Before the first, the next command starts at the *measured*
+    position.
+    """
+
+    velocity: FloatArray  # [N], with which what was sent moves the arm: zeros at first
+    sent: FloatArray | None = None  # [N], positions of the last command that was sent, or None: measured
+    made: Command | None = None  # a command that was not sent yet
+    between: bool = False  # True if ``made`` is a command between two actions
+    goal: Command | None = None  # of the last action, sent or not: commands between two actions lead there
+
+    def make(self, command: Command, *, between: bool = False) -> Command:
+        """Record a command, and return it."""
+        self.made, self.between = command, between
+        if not between:
+            self.goal = command
+        return command
+
+    def send(self, *, gave_way: bool) -> Command | None:
+        """Record that what was made was sent, and return it; if it ``gave_way``, no motion must be slowed down."""
+        made, self.made = self.made, None
+        if made is not None:
+            self.sent = made.arm_positions
+            self.velocity = np.zeros(len(made.velocity)) if gave_way else made.velocity
+        return made
+
+
 def lifetime(config: Config) -> float:
     """Return the seconds after which a velocity expires if no other command follows."""
     rate = config.control.rate_hz

@@ -30,11 +30,6 @@ class CommandInterpolator:
         """Seconds between two commands."""
         return self._limiter.period / self.commands_per_step
 
-    @property
-    def rest_due(self) -> float:
-        """Earliest time of the next step: :attr:`due` while the arm decelerates, else -infinity."""
-        return self.due if self.rests else -math.inf
-
     def begin(self, step: StepResult, sent: float, end: float) -> None:
         """Record that ``step`` was sent at ``sent``, perhaps late; the next step is due at ``end``."""
         self.step, self._sent, self._end, self.rests = step, sent, end, False
@@ -45,8 +40,7 @@ class CommandInterpolator:
             self._end = min(self._end, self.due)
 
     def stop(self) -> None:
-        self.step, self.due, self._end, self.rests = None, math.inf, -math.inf, False
-        self._sent = 0.0
+        self.step, self.due, self._end, self._sent, self.rests = None, math.inf, -math.inf, 0.0, False
 
     def advance(self, now: float) -> tuple[float, float, float, int]:
         """Count the command that is due, and return its timing: (following, remaining, elapsed, late).

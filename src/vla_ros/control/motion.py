@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import FloatArray
 
 _UNITS = {"rad": 1.0, "rad/s": 1.0, "deg": math.pi / 180, "deg/s": math.pi / 180}
+_SAME = 1e-9  # rad or m; smaller differences are rounding
 _UNBOUNDED = 1e5  # rad; a joint with a wider range has no limits
 _CHOOSE = (
     "control.delta_form: choose goal or motion. LIBERO's actions are goals of robosuite's compliant controller: "
@@ -38,7 +39,10 @@ class JointMotion:
     def reset(self) -> None:
         """Do nothing; see :meth:`TipMotion.reset`."""
 
-    discard = sent = reset
+    def sent(self, positions: FloatArray) -> None:
+        """Do nothing; see :meth:`TipMotion.sent`."""
+
+    discard = reset
 
     def target(self, numbers: FloatArray, start: FloatArray, dt: float, control: ControlConfig) -> FloatArray:
         """Return the joint positions [N] that ``numbers`` [N] mean, ``dt`` seconds after ``start``."""
@@ -50,11 +54,11 @@ class JointMotion:
         return start + (wanted * dt if self.quantity == "joint_velocity" else wanted)
 
 
-@dataclass(frozen=True)
-class _Followed:
-    """The last target, where the next one may start (``control.delta_from``)."""
+@dataclass(frozen=True, eq=False)
+class _Target:
+    """A pose for the tip, where the next one may start (``control.delta_from``)."""
 
-    target: Pose  # pose that was commanded
+    pose: Pose
     goal: FloatArray  # [3, 3], orientation that a delta without rotation keeps (``control.delta_form``)
     response: HandState = AT_REST
 
@@ -75,26 +79,29 @@ class TipMotion:
 
     def reset(self) -> None:
         """Forget the last command: the arm is at rest."""
-        self._last: _Followed | None = None
-        self._made: _Followed | None = None
+        self._sent: _Target | None = None
+        self._made: _Target | None = None  # not sent yet
+        self._positions = np.zeros(0)  # [N], with which ``_sent`` was commanded
 
-    @property
-    def last(self) -> Pose | None:
-        """The last commanded pose, or None."""
-        return self._last.target if self._last is not None else None
+    def pose_at(self, positions: FloatArray) -> Pose | None:
+        """Return the last commanded pose if it was commanded with these ``positions`` [N], otherwise None."""
+        if self._sent is None or not np.allclose(positions, self._positions, rtol=0.0, atol=_SAME):
+            return None
+        return self._sent.pose
 
-    def sent(self) -> None:
-        """Record that the last target was commanded."""
-        self._last, self._made = self._made or self._last, None
+    def sent(self, positions: FloatArray) -> None:
+        """Record that the last target was commanded, with ``positions`` [N]."""
+        if self._made is not None:
+            self._sent, self._made, self._positions = self._made, None, positions
 
     def discard(self) -> None:
         """Forget the last target, because another command replaced it."""
         self._made = None
 
-    def shortened(self, target: Pose) -> None:
+    def shortened(self, pose: Pose) -> None:
         """Record that limits replaced the last target."""
         if self._made is not None:
-            self._made = _Followed(target, self._made.goal, self._made.response)
+            self._made = replace(self._made, pose=pose)
 
     def target(
         self, numbers: FloatArray, start: Pose, control: ControlConfig, pivot: FloatArray | None = None
@@ -116,15 +123,15 @@ class TipMotion:
         arm = np.zeros(3) if pivot is None else start.position - pivot
         goal = Pose(start.position - arm + turn @ arm + translation, turn @ start.rotation)
         if control.delta_form == "step":
-            self._made = _Followed(goal, goal.rotation)
+            self._made = _Target(goal, goal.rotation)
             return goal
         turning = bool(np.any(angles))  # robosuite, too, compares with exactly zero
         if not turning:
-            goal = Pose(goal.position, start.rotation if self._last is None else self._last.goal)
+            goal = Pose(goal.position, start.rotation if self._sent is None else self._sent.goal)
         end, response = goal, AT_REST
         if control.delta_form == "motion":
-            end, response = respond(start, goal, self._last.response if self._last else AT_REST, turning)
-        self._made = _Followed(end, goal.rotation, response)
+            end, response = respond(start, goal, self._sent.response if self._sent else AT_REST, turning)
+        self._made = _Target(end, goal.rotation, response)
         return end
 
     def _rotation(self, numbers: FloatArray) -> FloatArray:

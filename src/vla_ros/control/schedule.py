@@ -111,6 +111,16 @@ class ActionSchedule:
         return max(0, min(self.left, steps - self._since_load))
 
     @property
+    def is_ahead(self) -> bool:
+        """True if the policy infers while the plan is executed."""
+        return self.kind != "sync"
+
+    @property
+    def planned(self) -> int:
+        """Steps that can be executed without another chunk."""
+        return self.left if self.is_ahead else self.left_until_inference
+
+    @property
     def wants_chunk(self) -> bool:
         """True if no step remains before the next inference."""
         return self.left_until_inference == 0

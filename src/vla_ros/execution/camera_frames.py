@@ -34,7 +34,7 @@ class NewestFrames:
 
     def __init__(self, context: Context, mailboxes: Sequence[Mailbox[Frame]], limiter: RateLimiter) -> None:
         self._context, self._limiter = context, limiter
-        self._first, *self._others = mailboxes
+        self._mailboxes = mailboxes
         self._newest: list[Frame | None] = [None] * len(mailboxes)
         self._unreported: set[int] = set()  # cameras whose newest frame has no outcome yet
 
@@ -45,7 +45,7 @@ class NewestFrames:
 
     def wait(self, patience: float) -> bool:
         """Wait up to ``patience`` seconds for a frame of the first camera; return True if there is one."""
-        return self._first.wait(patience)
+        return self._mailboxes[0].wait(patience)
 
     def take(self, patience: float = 0.0) -> Frame | None:
         """Take the first camera's waiting frame, and the other cameras' newest frames; None without a frame.
@@ -53,23 +53,23 @@ class NewestFrames:
         If the rate limiter waits for the frame after it, that one is taken instead if it arrives in time, at most
         ``patience`` seconds from now.
         """
-        frame = self._first.take()
+        frame = self._mailboxes[0].take()
         if frame is None:
             return None
         now, arrived = self._context.clock.steady(), frame.arrived.steady / 1e9
         wait = min(self._limiter.patience(now, arrived, arrived + frame.interval), patience)
-        if wait > 0 and (newer := self._first.take(wait)) is not None:
+        if wait > 0 and (newer := self._mailboxes[0].take(wait)) is not None:
             self._context.report(frame.outcome(REPLACED))
             frame = newer
         self._use(0, frame)
-        for index, mailbox in enumerate(self._others, start=1):
+        for index, mailbox in enumerate(self._mailboxes[1:], start=1):
             if (other := mailbox.take()) is not None:
                 self._use(index, other)
         return frame
 
     def discard(self) -> None:
         """Drop the waiting frames: they show the arm before a person handed it back."""
-        for mailbox in (self._first, *self._others):
+        for mailbox in self._mailboxes:
             if (frame := mailbox.take()) is not None:
                 self._context.report(frame.outcome(REPLACED))
 

@@ -1,14 +1,19 @@
-"""Executes the steps of the plan, the commands between them, and the deceleration after the last one."""
+"""Moves the arms for one source: the steps of its plan, the commands between them, and the way to rest.
+
+The control loop drives one executor for the policy, and :class:`~vla_ros.person.loop.PersonLoop` one for a person.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from vla_ros.config import VELOCITY_OUTPUTS, Config
 from vla_ros.control.command import Command
 from vla_ros.control.interpolator import CommandInterpolator
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.mode import NO_TASK, Mode, TaskId
-from vla_ros.control.outcome import COMMANDED, SHOWN, StepResult
+from vla_ros.control.outcome import COMMANDED, SHOWN, Inference, StepResult
 from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.control.reasons import OF_PERSON, Level, Reason, Refused
 from vla_ros.control.robot import RobotController
@@ -20,14 +25,28 @@ from vla_ros.execution.camera_frames import Frame, NewestFrames
 from vla_ros.execution.context import Context
 from vla_ros.execution.gate import CommandGate
 from vla_ros.execution.source import ActionSource
+from vla_ros.execution.states import InferenceRequest, MotionState
 from vla_ros.types import JointState
 
 
 class StepExecutor:
     """Sends the commands of all arms through ``gate`` while motion is allowed. Used from the control thread.
 
-    ``config`` has the rates. ``mode`` is the mode in which it may move the arm. ``task`` is what the
-    plan belongs to; once ``ended`` is True, nothing is sent.
+    Args:
+        context: The node's context.
+        config: The options, with the rates.
+        source: Proposes the actions.
+        schedule: The plan.
+        controller: Makes the commands.
+        gate: Lets commands through.
+        mode: In which it may move the arms.
+        mailboxes: Frames of each camera, if the source needs any.
+
+    Attributes:
+        motion: What moves the arms; ``CORRECTING`` is the control loop's.
+        task: What the plan belongs to.
+        ended: Once it is True, nothing is sent.
+        frames: The newest frames, and their outcomes.
     """
 
     def __init__(
@@ -37,41 +56,89 @@ class StepExecutor:
         source: ActionSource,
         schedule: ActionSchedule,
         controller: RobotController,
-        mailboxes: Sequence[Mailbox[Frame]],
         gate: CommandGate,
         mode: Mode = Mode.AUTONOMOUS,
+        mailboxes: Sequence[Mailbox[Frame]] = (),
     ) -> None:
         self._context, self._source, self._gate, self._mode = context, source, gate, mode
         self._schedule, self._controller = schedule, controller
         self._clock, self._safety = context.clock, context.safety
         velocities = any(arm.output in VELOCITY_OUTPUTS for arm in config.arms)
-        self.limiter = RateLimiter(config.control.rate_hz, velocities=velocities)
-        self.frames = NewestFrames(context, mailboxes, self.limiter)
-        self.interpolator = CommandInterpolator(self.limiter, config.control.command_rate_hz)
+        self._limiter = RateLimiter(config.control.rate_hz, velocities=velocities)
+        self._interpolator = CommandInterpolator(self._limiter, config.control.command_rate_hz)
         self._joint_counts = {arm.name: len(arm.joint_names) for arm in controller.arms}
         self._interruptions = 0  # count at the last check of the plan
         self._joints_read, self._resumed = 0.0, -math.inf  # when read_joints() was called; Suspension.resumed then
         self._held: set[Reason] = set()  # until the next good step
-        self._failed: tuple[Refused, Frame] | None = None  # the arm decelerates, then holds for this reason
+        self._failed: tuple[Refused, Frame] | None = None  # why the arms come to rest and then hold
         self._armings = self._safety.armings  # count when commands last began at the measured positions
+        self.frames = NewestFrames(context, mailboxes, self._limiter)
+        self.motion = MotionState.IDLE
         self.task = NO_TASK
         self.ended = False
 
+    def configure(self, config: Config) -> None:
+        """Apply changed options between steps; raises ConfigError if a joint has no range left."""
+        self._limiter.rate_hz = config.control.rate_hz
+        self._interpolator.rate_hz = config.control.command_rate_hz
+        self._schedule.control = config.control
+        self._controller.configure(config)
+
+    # When something is due: seconds of the steady clock
+
     @property
-    def is_failing(self) -> bool:
-        """True while the arm decelerates because an inference failed."""
-        return self._failed is not None
+    def period(self) -> float:
+        """Duration of a step in seconds."""
+        return self._limiter.period
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two commands."""
+        return self._interpolator.interval
+
+    @property
+    def frame_due(self) -> float:
+        """Earliest time to infer on a frame for the next step."""
+        return self._limiter.frame_due
+
+    @property
+    def step_due(self) -> float:
+        """Earliest time of the plan's next step; during the deceleration, when a command is due."""
+        due, interpolator = self._limiter.planned_due, self._interpolator
+        return max(due, interpolator.due) if interpolator.rests else due
+
+    @property
+    def command_due(self) -> float:
+        """Time of the next command between two steps or on the way to rest; infinite if there is none."""
+        return self._interpolator.due
+
+    @property
+    def step_ends(self) -> float:
+        """When the step that is being executed ends; now, if commands between steps can end it at any time."""
+        return self._limiter.planned_due if self._interpolator.commands_per_step == 1 else self._clock.steady()
+
+    @property
+    def has_rested(self) -> bool:
+        """True if the plan's next step was due more than half a period ago: the arms have come to rest since."""
+        return self._clock.steady() - self._limiter.planned_due > 0.5 * self.period
+
+    @property
+    def is_concurrent(self) -> bool:
+        """True if commands are sent while the source infers: the plan's steps, or those to its last step's end."""
+        return self._schedule.is_ahead or self._interpolator.rate_hz > 0 or self._mode is Mode.CORRECTING
+
+    # What has ended the plan
 
     @property
     def newest_task(self) -> TaskId:
         return TaskId(self._context.inputs.snapshot.epoch, self._safety.armings, self._safety.handovers)
 
-    def is_void(self, task: TaskId) -> bool:
-        """Return True if ``task`` has ended: by an instruction, a reset, an arming or a handover.
+    def is_void(self, task: TaskId | None = None) -> bool:
+        """Return True if ``task`` (None: the plan's) was ended by an instruction, a reset, an arming or a handover.
 
         A task that began after a handover, because the loop had not noticed it, is void as well.
         """
-        return task != self.newest_task or self._safety.mode is not self._mode
+        return (task or self.task) != self.newest_task or self._safety.mode is not self._mode
 
     def take_interruption(self) -> bool:
         """Return True if motion is not allowed, or was interrupted since the last call."""
@@ -84,6 +151,8 @@ class StepExecutor:
             self._armings = self._safety.armings
             self._controller.restart()
 
+    # Motion
+
     def read_joints(self) -> Mapping[str, JointState]:
         """Return each arm's newest joint state, unless it is stale or from before a suspension.
 
@@ -92,59 +161,87 @@ class StepExecutor:
         self._joints_read, self._resumed = self._clock.steady(), self._context.suspension.resumed
         return self._context.inputs.fresh_joints(self._context.options.current.timeouts.joint_state, self._resumed)
 
-    def execute(
-        self, step: StepResult, dt: float, *, frame: Frame | None = None, interpolated: bool
-    ) -> float | None:
+    def step(self, request: InferenceRequest | None = None, inference: Inference | None = None) -> None:
+        """Make and execute the plan's next step; a chunk's first one has a ``request`` and an ``inference``."""
+        dt = self.step_duration(request)
+        reference = self._context.inputs.joints_at(request.frame.stamp) if request is not None else None
+        step = self._controller.make_step(self._schedule.next(), self.read_joints(), dt, reference, inference)
+        if request is not None:
+            self._context.stats.record(step.stages_ms)
+        self.execute(step, dt, request)
+
+    def step_duration(self, request: InferenceRequest | None = None) -> float:
+        """Return the seconds until the next command after a step that is sent now."""
+        if request is None or request.concurrent:
+            return self._limiter.planned_duration(self._clock.steady())
+        return self._limiter.step_duration(request.taken_at)
+
+    def execute(self, step: StepResult, dt: float, request: InferenceRequest | None = None) -> float | None:
         """Publish the action of a step that lasts ``dt`` seconds and, if that is allowed, send its commands.
 
-        ``frame`` is given for the first step of a chunk. ``interpolated`` means that further commands may follow
-        before the next step; if the step is split into several commands, only the first one of each arm is sent.
-        Returns when it began to be sent, or None if it was not sent.
+        If the step is split into several commands, only the first one of each arm is sent. Returns when it began to
+        be sent, or None if it was not sent.
         """
-        began = self._clock.steady()
+        began, frame = self._clock.steady(), request.frame if request else None
         self._context.sink.on_step(step)
+        sent, refused = False, step.refused
         try:
-            if step.refused is not None:
-                raise step.refused
-            self._check(step)
-            self.end_holds()
-            commands = step.commands
-            if interpolated and self.interpolator.commands_per_step > 1:
-                first = self._controller.interpolate(self.read_joints(), self.interpolator.interval, dt, 0.0)
-                commands = first + tuple(command for command in commands if command.hold)
-            made = self._clock.steady()
-            sent = self._send(commands, step)
-            if sent:
-                self._context.stats.record({"publish": 1e3 * (self._clock.steady() - made)})
-        except Refused as refused:
-            self._schedule.reset()
-            self.rest()
-            self.hold_for(refused, frame)
-            return None
-        if not sent:
-            self._schedule.reset()  # a hold may end before the next iteration
-            self.rest()
+            if refused is None:
+                self._check(step)
+                self.end_holds()
+                commands = step.commands
+                if self._interpolator.commands_per_step > 1:
+                    first = self._controller.interpolate(self.read_joints(), self.interval, dt, 0.0)
+                    commands = first + tuple(command for command in commands if command.hold)
+                made = self._clock.steady()
+                sent = self._send(commands, step)
+        except Refused as error:
+            refused = error
         now, stats = self._clock.now(), self._context.stats
-        if frame is not None:
+        if not sent:
+            self.halt()  # a hold may end before the next iteration
+        if refused is not None:
+            self.hold_for(refused, frame)
+        elif frame is not None:
             # Also while disarmed: the age that motion would have.
             total = (now.steady - frame.arrived.steady) / 1e6
             stats.record({"frame_age": (now.ros - frame.stamp) / 1e6, "total": total})
             self.frames.finish(COMMANDED if sent else SHOWN, ended=now.ros, stages_ms=step.stages_ms)
+        if request is not None and not request.concurrent:
+            self._limiter.answered(request.taken_at, self._clock.steady())
+        elif sent or self._mode is Mode.AUTONOMOUS:
+            taken_at = None if request is None or self._schedule.is_ahead else request.taken_at
+            self._limiter.sent(self._clock.steady(), taken_at)
         if not sent:
             return None
-        stats.execution.sent(step, self._joint_counts, now, self.limiter.period)
+        stats.record({"publish": now.steady / 1e6 - 1e3 * made})
+        stats.execution.sent(step, self._joint_counts, now, self.period)
+        self.motion = MotionState.EXECUTING
+        if self.is_concurrent:
+            self._interpolator.begin(step, began, self._limiter.planned_due)
+        else:  # control.command_rate_hz may have been set to 0 since the step before
+            self._interpolator.stop()
         return began
+
+    def continue_motion(self, start: float) -> None:
+        """Bring the arms, which another one moves, to rest from ``start`` on, unless a step follows before."""
+        if self._controller.is_moving:
+            moving = StepResult(self._clock.ros(), 0, np.zeros(0))
+            self._interpolator.begin(moving, start, start + self.period)
+            self.motion = MotionState.EXECUTING
 
     def interpolate(self, *, plan_is_empty: bool) -> None:
         """Send the command that is due between two steps, or during the deceleration after the last one.
 
         Once the arm rests, nothing more is sent. With ``plan_is_empty``, the next chunk is late.
         """
-        step, rested = self.interpolator.step, self.interpolator.rests
+        step, rested = self._interpolator.step, self._interpolator.rests
         assert step is not None
-        dt, remaining, elapsed, late = self.interpolator.advance(self._clock.steady())
-        if late and not rested and plan_is_empty and not self.is_void(self.task):
+        dt, remaining, elapsed, late = self._interpolator.advance(self._clock.steady())
+        if late and not rested and plan_is_empty and not self.is_void():
             self._safety.react(Reason.PLAN_EMPTY, "see control.refill_steps and control.execute_steps")
+        if late and self.motion is MotionState.EXECUTING:
+            self.motion = MotionState.DECELERATING
         sent = False
         if not late or self._controller.is_moving:
             try:
@@ -153,26 +250,40 @@ class StepExecutor:
             except Refused as refused:
                 self.hold_for(refused, None)
         if not sent:
-            self.rest()
+            self._rest()
 
     def decelerate(self) -> bool:
-        """Decelerate with further commands; return False if none are needed."""
-        self.interpolator.decelerate()
-        return self.interpolator.step is not None and self._controller.is_moving
+        """Discard the plan, and decelerate with further commands; return False if none are needed."""
+        self._schedule.reset()
+        self._interpolator.decelerate()
+        decelerates = self._interpolator.step is not None
+        if self.motion is MotionState.EXECUTING:
+            self.motion = MotionState.DECELERATING if decelerates else MotionState.IDLE
+        return decelerates and self._controller.is_moving
 
-    def rest(self) -> None:
-        """Stop sending commands between steps, and hold if an inference failed."""
-        self.interpolator.stop()
+    def halt(self) -> None:
+        """Discard the plan, and send nothing more of it."""
+        self._schedule.reset()
+        self._rest()
+
+    def fail(self, refused: Refused, frame: Frame) -> None:
+        """Discard the plan, and refuse the frame: for a reason to hold, after a deceleration to rest."""
+        if refused.reason.level is not Level.HOLD:
+            self._schedule.reset()
+            self.hold_for(refused, frame)
+        elif self.decelerate():
+            self._failed, self.motion = (refused, frame), MotionState.RESTING
+        else:
+            self._rest()
+            self.hold_for(refused, frame)
+
+    def _rest(self) -> None:
+        """Send no more commands between steps, and hold if an inference failed."""
+        self._interpolator.stop()
+        self.motion = MotionState.IDLE
         failed, self._failed = self._failed, None
         if failed is not None:
             self.hold_for(*failed)
-
-    def fail(self, refused: Refused, frame: Frame) -> None:
-        """Discard the plan, decelerate, then refuse the frame."""
-        self._failed = refused, frame
-        self._schedule.reset()
-        if not self.decelerate():
-            self.rest()
 
     def end_holds(self, but: frozenset[Reason] = frozenset()) -> None:
         """End the holds of :meth:`hold_for`, ``but`` for these."""
@@ -211,7 +322,7 @@ class StepExecutor:
         lost = self._source.lost
         if lost is not None and lost.seconds > timeouts.server_lost:
             raise Refused(Reason.SERVER_LOST, f"{lost.why}; {lost.seconds:.3g} s ago")
-        allowed = timeouts.frame_age + timeouts.inference + (step.index + late + 1) * self.limiter.period
+        allowed = timeouts.frame_age + timeouts.inference + (step.index + late + 1) * self.period
         age = (self._clock.ros() - step.stamp) / 1e9
         if timeouts.frame_age and age > allowed:
             found = f"{age:.3g} s old when its motion was due, allowed {allowed:.3g} s"
@@ -250,6 +361,6 @@ class StepExecutor:
         """True if nothing has ended the plan since its commands were made, at most :data:`LONGEST` seconds ago."""
         suspension = self._context.suspension
         interrupted = self._safety.interruptions != self._interruptions
-        void = interrupted or (not decelerates and self.is_void(self.task))
+        void = interrupted or (not decelerates and self.is_void())
         old = self._clock.steady() - self._joints_read > LONGEST or suspension.resumed != self._resumed
         return not (void or old)

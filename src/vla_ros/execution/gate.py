@@ -40,7 +40,7 @@ class CommandGate:
     ) -> None:
         self._context, self._safety = context, context.safety
         self.prepare = prepare
-        self.controller = controller  # makes the hold commands; another one may be assigned within sending()
+        self.controller = controller  # makes the hold commands
         self._failures: deque[float] = deque(maxlen=_FAILURES)  # when writes failed; steady clock, s
         self._interruptions = self._safety.interruptions  # count at the last hold
 
@@ -73,6 +73,12 @@ class CommandGate:
                 yield self._safety.may_move
             finally:
                 self._hold_if_suspended()
+
+    def hand_over(self, controller: RobotController) -> None:
+        """Let another controller of the arms go on from the last command, and make the holds."""
+        with self.sending():
+            controller.continue_from(self.controller)
+            self.controller = controller
 
     def write_failed(self, error: VlaRosError) -> frozenset[str]:
         """Hold because a write within :meth:`sending` has failed, or stop; return the arms that got their command.
@@ -188,7 +194,8 @@ class DriverGate(CommandGate):
         try:
             self._poll()
         except Exception as error:  # hold at the last known position
-            self._log(f"joint states could not be read: {type(error).__name__}: {error}")
+            found = f"joint states could not be read: {type(error).__name__}: {error}"
+            self._context.throttled.log("unread", found, "error")  # what is said of the hold must not replace it
         with self.sending() as may_move:
             if self._safety.interruptions != self._interruptions:
                 self._interruptions = self._safety.interruptions

@@ -1,12 +1,13 @@
 """The control loop: sends the steps of the plan when they are due, and requests new chunks.
 
 Receiving threads only store data; the loop decides and sends. It uses each frame once and never waits without a
-timeout. The live node runs :meth:`ControlLoop.run_once` on its own thread, replay and tests on a simulated clock.
+timeout. Its state is a pair: what moves the arms, and where the request is (:mod:`vla_ros.execution.states`). The
+live node runs :meth:`ControlLoop.run_once` on its own thread, replay and tests on a simulated clock.
 """
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
 
@@ -14,15 +15,15 @@ from vla_ros.config import Config
 from vla_ros.control.joints import together
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.mode import NO_TASK
-from vla_ros.control.outcome import StepResult
-from vla_ros.control.reasons import OF_POLICY, Level, Reason, Refused
+from vla_ros.control.reasons import OF_POLICY, Reason, Refused
 from vla_ros.errors import ImageError, VlaRosError
 from vla_ros.execution.camera_frames import Frame
 from vla_ros.execution.context import Context
 from vla_ros.execution.executor import StepExecutor
 from vla_ros.execution.gate import CommandGate
 from vla_ros.execution.source import ActionSource
-from vla_ros.node.inference import InferenceRequest, InferenceThread
+from vla_ros.execution.states import InferenceRequest, MotionState, RequestState
+from vla_ros.node.inference import InferenceThread
 from vla_ros.node.pipeline import ActionPipeline
 from vla_ros.person.loop import PersonLoop
 
@@ -58,12 +59,10 @@ class ControlLoop:
         self._clock, self._inputs, self._safety = context.clock, context.inputs, context.safety
         self._source, self._observer = source, pipeline.observer
         self._schedule, self._controller = pipeline.schedule, pipeline.controller
-        self._config = context.options.current
-        self._gate = gate
+        self._gate, self._config = gate, context.options.current
         self._executor = StepExecutor(
-            context, self._config, source, self._schedule, self._controller, mailboxes, gate
+            context, self._config, source, self._schedule, self._controller, gate, mailboxes=mailboxes
         )
-        self._limiter, self._interpolator = self._executor.limiter, self._executor.interpolator
         self._frames = self._executor.frames
         self._ended = threading.Condition()
         self._inference = InferenceThread(context, source, pipeline, self._ended)
@@ -105,6 +104,12 @@ class ControlLoop:
             stopped = Refused(Reason.TASK_CHANGED, "the node was stopped during the inference")
             self._executor.hold_for(stopped, self._inference.pending.frame)
 
+    @property
+    def state(self) -> tuple[MotionState, RequestState]:
+        """What moves the arms, and where the request for the next chunk is."""
+        corrects = self._person_loop is not None and self._person_loop.has_begun
+        return MotionState.CORRECTING if corrects else self._executor.motion, self._inference.state
+
     def run_once(self) -> LoopResult:
         """Run one iteration: wait at most 0.1 s for the next event and handle it.
 
@@ -113,14 +118,15 @@ class ControlLoop:
         self._take_options()
         if self._person_loop is not None and self._person_loop.acts:
             return self._correct(self._person_loop)
-        self._wait(min(self._step_due, self._interpolator.due) - self._clock.steady())
+        self._wait(min(self._step_due, self._executor.command_due), lambda: self._step_due <= self._clock.steady())
         if self._executor.ended:
             return LoopResult.WAITED
         self._take_options()  # limits tightened meanwhile apply to the next command
         self._discard_void_plan()
         did = self._step() if self._step_due <= self._clock.steady() else LoopResult.WAITED
-        if did is LoopResult.WAITED and self._interpolator.due <= self._clock.steady():
-            self._executor.interpolate(plan_is_empty=self._is_ahead and self._inference.pending is not None)
+        if did is LoopResult.WAITED and self._executor.command_due <= self._clock.steady():
+            infers = self._inference.state is not RequestState.NONE
+            self._executor.interpolate(plan_is_empty=self._schedule.is_ahead and infers)
             return LoopResult.INTERPOLATED
         if did is LoopResult.WAITED:  # the graph thread may be blocked, such as by a log that nobody reads
             self._gate.supervise()
@@ -129,77 +135,46 @@ class ControlLoop:
     def _correct(self, person_loop: PersonLoop) -> LoopResult:
         """Let a person move the arm, and drop what the policy still returns."""
         if not person_loop.has_begun:
-            sends_once = self._interpolator.commands_per_step == 1
-            step_ends = self._limiter.planned_due if sends_once else self._clock.steady()
             self._context.stats.execution.interrupted()
-            self._schedule.reset()
-            self._executor.rest()
+            self._executor.halt()
             self._executor.end_holds(OF_POLICY)
             self._executor.notice_arming()
-            person_loop.begin(step_ends)
-        if self._inference.finished:
+            person_loop.begin(self._executor.step_ends)
+        if self._inference.state is RequestState.FINISHED:
             self._receive_chunk()
         due = person_loop.run()
         if not person_loop.acts:
             self._frames.discard()
             return LoopResult.WAITED
-        with self._ended:
-            wait = min(due - self._clock.steady(), _PATIENCE)
-            self._clock.wait_for(
-                self._ended, lambda: self._executor.ended or self._inference.finished, max(0.0, wait)
-            )
+        self._wait(due, lambda: self._inference.state is RequestState.FINISHED)
         return LoopResult.CONTINUED
 
     def _step(self) -> LoopResult:
         """Execute the step that is due, from a new chunk or from the plan, and request the next chunk in time."""
-        idle = self._inference.pending is None
-        if idle and self._is_time_to_infer and (self._planned or self._frames.wait(self._patience)):
+        asks = self._inference.is_due(self._executor.period)
+        if asks and (self._schedule.planned or self._frames.wait(self._patience)):
             self._request_chunk()
-        if self._inference.finished:
+        if self._inference.state is RequestState.FINISHED:
             self._receive_chunk()
             return LoopResult.ANSWERED
-        if not self._planned:
+        if not self._schedule.planned:
             return LoopResult.WAITED
-        self._execute_planned()
+        self._executor.step()
         return LoopResult.CONTINUED
 
     @property
     def _step_due(self) -> float:
         """Earliest time of the next step or frame; infinite while the loop waits for an inference or for rest."""
-        inferring = self._inference.pending is not None
-        if self._executor.is_failing or (inferring and not self._planned and not self._inference.finished):
+        motion, request = self.state
+        if motion is MotionState.RESTING:
             return math.inf
-        if not inferring and not self._planned:
-            return self._limiter.frame_due
-        return max(self._limiter.planned_due, self._interpolator.rest_due)
-
-    @property
-    def _is_ahead(self) -> bool:
-        """True if the plan is executed while the policy infers."""
-        return self._schedule.kind != "sync"
-
-    @property
-    def _is_concurrent(self) -> bool:
-        """True if commands are sent during an inference: the plan's steps, or commands towards its last step."""
-        return self._is_ahead or self._config.control.command_rate_hz > 0
-
-    @property
-    def _planned(self) -> int:
-        """Number of steps that can be executed without another chunk."""
-        schedule = self._schedule
-        return schedule.left if self._is_ahead else schedule.left_until_inference
-
-    @property
-    def _is_time_to_infer(self) -> bool:
-        """True if the plan might run out before the arrival of a chunk that is requested now."""
-        schedule = self._schedule
-        if schedule.wants_chunk or not self._is_ahead:
-            return schedule.wants_chunk
-        return schedule.left <= self._inference.refill_steps(self._limiter.period)
+        if self._schedule.planned or request is RequestState.FINISHED:
+            return self._executor.step_due
+        return self._executor.frame_due if request is RequestState.NONE else math.inf
 
     def _take_options(self) -> None:
         """Apply changed options between steps; the policy gets them once it is not inferring."""
-        config, inferring = self._context.options.current, self._inference.pending is not None
+        config, inferring = self._context.options.current, self._inference.state is not RequestState.NONE
         if config is not self._config or (self._unconfigured and not inferring):
             try:
                 self._config, self._unconfigured = config, inferring
@@ -221,41 +196,33 @@ class ControlLoop:
         self._context.logger.error(f"changed options could not be applied, the old ones stay: {name}{error}")
 
     def _configure(self) -> None:
-        self._limiter.rate_hz = self._config.control.rate_hz
-        self._interpolator.rate_hz = self._config.control.command_rate_hz
-        self._controller.configure(self._config)
+        self._executor.configure(self._config)
         if self._controller.collision is not None:
             self._controller.collision.configure(self._config)
         if self._person_loop is not None:
             self._person_loop.configure(self._config)
-        self._schedule.control = self._config.control
         if not self._unconfigured:
             self._source.configure(self._config)
             self._observer.timeouts = self._config.timeouts
 
-    def _wait(self, seconds: float) -> None:
-        """Wait until a step is due, but at most ``seconds`` and at most 0.1 s."""
+    def _wait(self, due: float, ready: Callable[[], bool]) -> None:
+        """Wait until ``due`` (steady clock, s), but at most 0.1 s, or until ``ready`` or the end."""
+        seconds = min(due - self._clock.steady(), _PATIENCE)
         if seconds > 0:
             with self._ended:
-                self._clock.wait_for(
-                    self._ended,
-                    lambda: self._executor.ended or self._step_due <= self._clock.steady(),
-                    min(seconds, _PATIENCE),
-                )
+                self._clock.wait_for(self._ended, lambda: self._executor.ended or ready(), seconds)
 
     def _discard_void_plan(self) -> None:
         """Discard a plan from another task or from before a hold, so that the arm resumes with a fresh frame.
 
         If motion is still allowed, the arm first decelerates to rest.
         """
-        if self._inference.pending is None:
+        if self._inference.state is RequestState.NONE:
             self._take_task()
         if self._executor.take_interruption():
             self._context.stats.execution.interrupted()
-            self._schedule.reset()
-            self._executor.rest()
-        elif self._executor.is_void(self._executor.task):
-            self._schedule.reset()
+            self._executor.halt()
+        elif self._executor.is_void():
             self._executor.decelerate()
 
     def _take_task(self) -> None:
@@ -267,7 +234,6 @@ class ControlLoop:
                 self._frames.discard()  # a person had the arm, perhaps too briefly for the loop to notice
             self._executor.task = task
             self._source.reset()  # not the controller: a hold must not drop a gripped object
-            self._schedule.reset()
             self._observer.begin_task()
             self._context.stats.execution.interrupted()
             self._executor.decelerate()
@@ -275,27 +241,28 @@ class ControlLoop:
     @property
     def _patience(self) -> float:
         """Longest wait for a frame, in seconds."""
-        return max(0.0, min(_PATIENCE, self._interpolator.due - self._clock.steady()))
+        return max(0.0, min(_PATIENCE, self._executor.command_due - self._clock.steady()))
 
     def _request_chunk(self, position: int | None = None) -> None:
-        """Infer on the newest frames if the first camera has one (see :meth:`InferenceThread.request`)."""
+        """Infer on the newest frames if the first camera has one (see :meth:`InferenceThread.start`).
+
+        The chunk begins at ``position`` of the schedule: at the step just sent if the frame is no newer, or, with
+        None, at the next step.
+        """
         self._take_task()  # first: a frame from before an arming must not belong to the task after it
-        frame = self._frames.take(0.0 if self._planned else self._patience)
+        frame = self._frames.take(0.0 if self._schedule.planned else self._patience)
         if frame is None:
             return
         fresh = self._executor.read_joints()
         inputs = replace(self._inputs.snapshot, joints=together(fresh.values()), arms=fresh)
-        task, period = self._executor.task, self._limiter.period
-        self._inference.request(
-            frame,
-            self._frames.messages,
-            inputs,
-            task,
-            period,
-            concurrent=self._is_concurrent,
-            threaded=self._person_loop is not None and self._person_loop.has_input,
-            position=position,
+        begins = self._schedule.position if position is None or not self._schedule.left else position
+        task, interruptions, concurrent = (
+            self._executor.task,
+            self._safety.interruptions,
+            self._executor.is_concurrent,
         )
+        request = InferenceRequest(frame, self._clock.steady(), begins, task, interruptions, concurrent)
+        self._inference.start(request, self._frames.messages, inputs, self._executor.period)
 
     def _receive_chunk(self) -> None:
         """Load the new chunk into the schedule and execute the step of it that is due."""
@@ -305,8 +272,7 @@ class ControlLoop:
             inference, in_time = self._inference.take()
             self._context.watchdog.see_images(self._clock.now(), readable=True)
             self._check_chunk(request, in_time=in_time)
-            late = self._clock.steady() - self._limiter.planned_due
-            self._schedule.load(inference.chunk, request.position, rested=late > 0.5 * self._limiter.period)
+            self._schedule.load(inference.chunk, request.position, rested=self._executor.has_rested)
             if not self._schedule.left:
                 raise Refused(Reason.INFERENCE_LATE, "all steps of the chunk were due before it arrived")
         except ImageError as error:
@@ -314,29 +280,17 @@ class ControlLoop:
             self._executor.hold_for(Refused(Reason.IMAGE_INVALID, str(error)), request.frame)
             return
         except Refused as refused:
-            if refused.reason is Reason.SERVER_LOST and self._planned:
+            if refused.reason is Reason.SERVER_LOST and self._schedule.planned:
                 # Also if it is back already; StepExecutor holds when it has been lost for too long.
                 self._frames.report_unused(request.frame, refused.reason, refused.detail, holds=False)
-                return
-            if refused.reason.level is not Level.HOLD:
-                self._schedule.reset()
-                self._executor.hold_for(refused, request.frame)
-                return
-            self._executor.fail(refused, request.frame)
+            else:
+                self._executor.fail(refused, request.frame)
             return
         self._context.stats.record({"wait": 1e3 * request.taken_at - request.frame.arrived.steady / 1e6})
         self._take_options()  # limits tightened during the inference apply to this command
-        now = self._clock.steady()
-        limiter = self._limiter
-        dt = limiter.planned_duration(now) if request.concurrent else limiter.step_duration(request.taken_at)
-        reference = self._inputs.joints_at(request.frame.stamp)
-        step = self._controller.make_step(
-            self._schedule.next(), self._executor.read_joints(), dt, reference, inference
-        )
-        self._context.stats.record(step.stages_ms)
         position = self._schedule.position
-        self._execute(step, dt, request)
-        if self._planned and self._is_time_to_infer:
+        self._executor.step(request, inference)
+        if self._schedule.planned and self._inference.is_due(self._executor.period):
             self._request_chunk(position)  # a period later it may be too late
 
     def _check_chunk(self, request: InferenceRequest, *, in_time: bool) -> None:
@@ -348,22 +302,3 @@ class ControlLoop:
             raise Refused(Reason.TASK_CHANGED, why)
         if request.interruptions != self._safety.interruptions:
             raise Refused(Reason.TASK_CHANGED, "a hold, a stop or a disarm came during the inference")
-
-    def _execute_planned(self) -> None:
-        dt = self._limiter.planned_duration(self._clock.steady())
-        step = self._controller.make_step(self._schedule.next(), self._executor.read_joints(), dt)
-        self._execute(step, dt)
-
-    def _execute(self, step: StepResult, dt: float, request: InferenceRequest | None = None) -> None:
-        """Execute a step that lasts ``dt`` seconds; ``request`` is given only for the first step of a chunk."""
-        frame = request.frame if request else None
-        began = self._executor.execute(step, dt, frame=frame, interpolated=self._is_concurrent)
-        now = self._clock.steady()
-        if request is None or request.concurrent:
-            self._limiter.sent(now, None if request is None or self._is_ahead else request.taken_at)
-        else:
-            self._limiter.answered(request.taken_at, now)
-        if began is not None and self._is_concurrent:
-            self._interpolator.begin(step, began, self._limiter.planned_due)
-        elif began is not None:  # control.command_rate_hz may have been set to 0 since the step before
-            self._interpolator.stop()

@@ -11,21 +11,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.inputs import Snapshot
-from vla_ros.control.mode import TaskId
 from vla_ros.control.outcome import Inference, StepResult
 from vla_ros.control.reasons import Reason, Refused, reason_of
 from vla_ros.control.robot import ArmJoints
 from vla_ros.errors import VlaRosError
-from vla_ros.execution.camera_frames import Frame
 from vla_ros.execution.context import Context
 from vla_ros.execution.source import ActionSource
+from vla_ros.execution.states import InferenceRequest, RequestState
 from vla_ros.node.pipeline import ActionPipeline
 from vla_ros.types import ActionChunk, PreviousChunk
 from vla_ros.vision.messages import CdrBytes
@@ -93,86 +92,68 @@ def first_step(
     return pipeline.controller.make_step(pipeline.schedule.next(), joints, dt, reference, inference)
 
 
-@dataclass(frozen=True, eq=False)
-class InferenceRequest:
-    """A request for a chunk, with the state in which it was made."""
-
-    frame: Frame  # of the first camera
-    taken_at: float  # when the frame was taken, seconds of the steady clock
-    position: int  # position of the schedule to which the chunk's first action belongs
-    task: TaskId
-    interruptions: int  # number of interruptions of motion before the request
-    previous: PreviousChunk | None  # the plan that the chunk continues, or None
-    concurrent: bool  # True if commands are sent during the inference
-
-
 _Outcome = Inference | BaseException
 
 
 class InferenceThread:
     """Runs one inference at a time and notifies ``changed`` when it ends. Used from the control thread.
 
-    On a simulated clock an inference runs immediately and ends when its duration has passed
-    (:meth:`SimulatedClock.job`). ``pending`` is the request that is pending or finished; None after :meth:`take`.
+    If nobody can take over, an inference during which nothing is sent runs on the control thread. On a simulated
+    clock it runs immediately and ends when its duration has passed (:meth:`SimulatedClock.job`).
+
+    Attributes:
+        state: Where the request is: from none to pending, finished and none again.
+        pending: The request that is pending or finished, or None.
+        died: True once the thread has ended with an error, and answers no request.
     """
 
     def __init__(
         self, context: Context, source: ActionSource, pipeline: ActionPipeline, changed: threading.Condition
     ) -> None:
         self._context, self._clock = context, context.clock
+        self._threaded = context.options.current.takeover.input != "none"  # a person may take over meanwhile
         self._source, self._pipeline, self._changed = source, pipeline, changed
+        self.state = RequestState.NONE
         self.pending: InferenceRequest | None = None
-        self._outcome: _Outcome | None = None
-        self._in_time = True
-        self._jobs: queue.SimpleQueue[Callable[[], _Outcome] | None] = queue.SimpleQueue()
+        self._outcome: tuple[_Outcome, bool] | None = None  # and True if it was in time
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self.died = False  # the thread has ended with an error, and answers no request
+        self.died = False
         self._durations: deque[float] = deque(maxlen=_REMEMBERED)
-
-    @property
-    def finished(self) -> bool:
-        """True if :meth:`take` has something to return or raise."""
-        return self._outcome is not None
 
     @property
     def expected_seconds(self) -> float:
         """The 95th percentile of the last 20 successful inferences; infinite before the first."""
         return float(np.percentile(self._durations, 95)) if self._durations else math.inf
 
-    def refill_steps(self, period: float) -> float:
-        """Return the number of remaining steps at which to request a chunk; infinite before the first."""
-        control = self._context.options.current.control
-        overlap = 1 if self._pipeline.schedule.kind == "append" else control.blend_steps
-        return control.refill_steps or self.expected_seconds / period + overlap
+    def is_due(self, period: float) -> bool:
+        """Return True if the plan might run out before the arrival of a chunk that is requested now.
 
-    def request(
-        self,
-        frame: Frame,
-        messages: list[CdrBytes | None],
-        inputs: Snapshot,
-        task: TaskId,
-        period: float,
-        *,
-        concurrent: bool,
-        threaded: bool = False,
-        position: int | None = None,
-    ) -> None:
-        """Request a chunk for a frame; unless ``concurrent`` or ``threaded``, wait for it.
-
-        ``messages`` holds the newest one of each camera, ``inputs`` what was measured and the instruction. For
-        ``task`` and ``concurrent`` see :class:`InferenceRequest`. ``period`` is the duration of a step in seconds.
-        The chunk begins at ``position`` of the schedule: at the step just sent if the frame is no newer, or, with
-        None, at the next step.
+        False while a request is pending or finished. ``period`` is the duration of a step in seconds.
         """
-        assert self.pending is None, "one inference at a time"
-        schedule = self._pipeline.schedule
-        previous, position = None, schedule.position if position is None or not schedule.left else position
+        schedule, control = self._pipeline.schedule, self._context.options.current.control
+        if self.state is not RequestState.NONE:
+            return False
+        if schedule.wants_chunk or not schedule.is_ahead:
+            return schedule.wants_chunk
+        overlap = 1 if schedule.kind == "append" else control.blend_steps
+        return schedule.left <= (control.refill_steps or self.expected_seconds / period + overlap)
+
+    def start(
+        self, request: InferenceRequest, messages: list[CdrBytes | None], inputs: Snapshot, period: float
+    ) -> None:
+        """Request a chunk; wait for it if it runs on this thread.
+
+        ``messages`` holds the newest one of each camera, ``inputs`` what was measured and the instruction.
+        ``period`` is the duration of a step in seconds.
+        """
+        assert self.state is RequestState.NONE, "one inference at a time"
+        schedule, previous = self._pipeline.schedule, None
         if schedule.kind == "rtc" and schedule.left:
-            rest = schedule.rest(position)
-            delay = math.ceil(min(self.expected_seconds / period, len(rest))) if concurrent else 0
+            rest = schedule.rest(request.position)
+            delay = math.ceil(min(self.expected_seconds / period, len(rest))) if request.concurrent else 0
             previous = PreviousChunk(rest, delay)
-        interruptions, began = self._context.safety.interruptions, self._clock.steady()
-        self.pending = InferenceRequest(frame, began, position, task, interruptions, previous, concurrent)
+        self.state, self.pending = RequestState.PENDING, request
         delay_ms = self._context.options.current.control.inject_delay_ms
 
         def job() -> _Outcome:
@@ -187,29 +168,30 @@ class InferenceThread:
             return replace(inference, stages_ms={**inference.stages_ms, "inference": delayed})
 
         self._context.watchdog.inference_began(self._clock.now())
-        if not (concurrent or threaded):
+        if not (request.concurrent or self._threaded):
             with self._clock.work():
                 outcome = job()
-            self._end(outcome, began)
+            self._end(outcome, request)
         elif isinstance(self._clock, SimulatedClock):
             simulated, seconds = self._clock.job(job)
-            self._clock.after(seconds, lambda: self._end(simulated, began))
+            self._clock.after(seconds, lambda: self._end(simulated, request))
         else:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="vla_inference", daemon=True)
                 self._thread.start()
-            self._jobs.put(job)
+            self._jobs.put(lambda: self._end(job(), request))
 
     def take(self) -> tuple[Inference, bool]:
         """Remove and return the result, with True if it met ``timeouts.inference``.
 
         Raises ImageError or Refused.
         """
-        outcome, self._outcome, self.pending = self._outcome, None, None
-        assert outcome is not None, "the inference has not ended"
+        assert self._outcome is not None, "the inference has not ended"
+        (outcome, in_time), self._outcome, self.pending = self._outcome, None, None
+        self.state = RequestState.NONE
         if isinstance(outcome, BaseException):
             raise outcome
-        return outcome, self._in_time
+        return outcome, in_time
 
     def close(self, timeout: float) -> bool:
         """End after the current inference; return False if that takes longer than ``timeout`` seconds."""
@@ -221,10 +203,8 @@ class InferenceThread:
 
     def _run(self) -> None:
         try:
-            while (job := self._jobs.get()) is not None:
-                assert self.pending is not None
-                began = self.pending.taken_at
-                self._end(job(), began)
+            while (work := self._jobs.get()) is not None:
+                work()
         except BaseException as error:
             self.died = True
             found = f"the inference thread: {type(error).__name__}: {error}"
@@ -232,10 +212,10 @@ class InferenceThread:
             self._context.safety.stop(Reason.THREAD_DIED, found)
             raise
 
-    def _end(self, outcome: _Outcome, began: float) -> None:
-        self._in_time = self._context.watchdog.inference_ended(self._clock.now())
+    def _end(self, outcome: _Outcome, request: InferenceRequest) -> None:
+        in_time = self._context.watchdog.inference_ended(self._clock.now())
         if isinstance(outcome, Inference):
-            self._durations.append(self._clock.steady() - began)
+            self._durations.append(self._clock.steady() - request.taken_at)
         with self._changed:
-            self._outcome = outcome
+            self._outcome, self.state = (outcome, in_time), RequestState.FINISHED
             self._changed.notify_all()

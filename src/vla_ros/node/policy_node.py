@@ -133,9 +133,7 @@ class PolicyNode:
         assert self._gate is not None
         person_loop = None
         if self._gate.controller is not self._pipeline.controller:  # deactivated while a person had the arm
-            with self._gate.sending():
-                self._pipeline.controller.continue_from(self._gate.controller)
-                self._gate.controller = self._pipeline.controller
+            self._gate.hand_over(self._pipeline.controller)
         if self._person is not None and self._takeover is not None:
             tell = self._takeover.tell
             person_loop = PersonLoop(self._context, self._person, self._pipeline.controller, self._gate, tell)

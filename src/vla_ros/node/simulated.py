@@ -35,6 +35,8 @@ class SimulatedNode:
     states.
     """
 
+    gate_type, mailbox_type = CommandGate, Mailbox[Frame]
+
     def __init__(
         self,
         config: Config,
@@ -56,10 +58,10 @@ class SimulatedNode:
         )
         if pipeline.controller.collision is not None:
             pipeline.controller.collision.steady = clock.steady
-        self.mailboxes = [Mailbox[Frame](clock) for _ in config.camera.topics]
+        self.mailboxes = [self.mailbox_type(clock) for _ in config.camera.topics]
         self.cameras = FrameReceiver(context, self.mailboxes, pipeline.observer)
         self.states = StateReceiver(context, pipeline.controller)
-        self.gate = CommandGate(context, lambda commands: partial(driver, commands), pipeline.controller)
+        self.gate = self.gate_type(context, lambda commands: partial(driver, commands), pipeline.controller)
         self.person: PersonSource | None = None
         person_loop = None
         if config.takeover.input != "none":

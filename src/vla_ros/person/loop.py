@@ -12,13 +12,10 @@ import numpy as np
 
 from vla_ros.config import Config
 from vla_ros.control.following import SETTLED
-from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.mode import NO_TASK, Mode
-from vla_ros.control.outcome import StepResult
 from vla_ros.control.reasons import OF_PATH, OF_PERSON, Reason, Refused
 from vla_ros.control.robot import RobotController
 from vla_ros.control.schedule import ActionSchedule
-from vla_ros.execution.camera_frames import Frame
 from vla_ros.execution.context import Context
 from vla_ros.execution.executor import StepExecutor
 from vla_ros.execution.gate import CommandGate
@@ -49,12 +46,9 @@ class PersonLoop:
         config = person_config(context.options.current)
         self._controller = RobotController(config, source.spec, policy.kinematics, policy.collision)
         self._schedule = ActionSchedule(config.control, source.spec, (), self._controller.rotations)
-        no_frames = [Mailbox[Frame](context.clock)]  # a person needs none
         self._executor = StepExecutor(
-            context, config, source, self._schedule, self._controller, no_frames, gate, Mode.CORRECTING
+            context, config, source, self._schedule, self._controller, gate, Mode.CORRECTING
         )
-        self._limiter, self._interpolator = self._executor.limiter, self._executor.interpolator
-        self.has_input = source.input != "none"
         self.has_begun = False
         self._start = self._due = self._sent = 0.0  # steady clock, s; sent: the last command, or the policy's
         self._seen = 0  # interruptions of motion
@@ -66,30 +60,21 @@ class PersonLoop:
 
     def configure(self, config: Config) -> None:
         """Apply changed options between steps."""
-        config = person_config(config)
-        self._controller.configure(config)
-        self._schedule.control = config.control
-        self._interpolator.rate_hz = config.control.command_rate_hz
+        self._executor.configure(person_config(config))
 
     def begin(self, step_ends: float) -> None:
         """Take over once the policy's step has ended, at ``step_ends`` seconds of the steady clock."""
         now = self._clock.steady()
         self._start = min(max(now, step_ends), now + _LONGEST_STEP)
         self.has_begun = True
-        self._due = self._start
-        self._sent = now  # the policy may just have sent a command
-        self._interpolator.stop()
-        self._schedule.reset()
+        self._due, self._sent = self._start, now  # the policy may just have sent a command
+        self._executor.halt()
         self._source.reset()
         self._seen = self._safety.interruptions
         self._executor.notice_arming()
-        with self._gate.sending():
-            self._controller.continue_from(self._policy)
-            self._gate.controller = self._controller
+        self._gate.hand_over(self._controller)
         self._executor.task = NO_TASK
-        if self._controller.is_moving:
-            moving = StepResult(self._clock.ros(), 0, np.zeros(0))
-            self._interpolator.begin(moving, self._start, self._start + self._limiter.period)
+        self._executor.continue_motion(self._start)
 
     def run(self) -> float:
         """Do what is due; return when to call again, in seconds of the steady clock."""
@@ -101,29 +86,27 @@ class PersonLoop:
         if self._seen != safety.interruptions or not safety.is_free:
             self._seen = safety.interruptions
             self._source.reset()
-            self._schedule.reset()
-            executor.rest()
+            executor.halt()
         if not safety.is_free:
             safety.release()
             self._gate.supervise()
             if safety.mode is Mode.AUTONOMOUS:
                 self._end()
             elif executor.holds_alone:
-                self._step(now)
-            return now + self._limiter.period
-        if executor.is_void(executor.task):
-            self._schedule.reset()
+                self._step()
+            return now + executor.period
+        if executor.is_void():
             executor.decelerate()
-        self._due = max(self._due, self._sent + _SHORTEST * self._interpolator.interval)
+        self._due = max(self._due, self._sent + _SHORTEST * executor.interval)
         if self._due <= now:
-            self._due = now + self._limiter.period
-            self._step(now)
-        if self._interpolator.due <= self._clock.steady():
+            self._due = now + executor.period
+            self._step()
+        if executor.command_due <= self._clock.steady():
             self._sent = self._clock.steady()
             executor.interpolate(plan_is_empty=False)
-        return min(self._due, self._interpolator.due)
+        return min(self._due, executor.command_due)
 
-    def _step(self, now: float) -> None:
+    def _step(self) -> None:
         """Execute the person's step, or rest and say why there is none."""
         executor, safety, mode = self._executor, self._safety, self._safety.mode
         task = executor.newest_task  # before the input is read: a release after that makes the step void
@@ -135,7 +118,8 @@ class PersonLoop:
             if mode is not Mode.CORRECTING:
                 self._rest(None, state)
                 return
-            chunk = self._source.infer(Observation({}, self._instruction, self._clock.ros(), state))
+            instruction = self._context.inputs.snapshot.instruction
+            chunk = self._source.infer(Observation({}, instruction, self._clock.ros(), state))
             self._controller.check(chunk)
         except Refused as refused:
             self._rest(refused, state)
@@ -145,23 +129,16 @@ class PersonLoop:
             return
         executor.task = task
         self._schedule.load(chunk)
-        dt = self._limiter.planned_duration(now)
+        dt = executor.step_duration()
         step = replace(self._controller.make_step(self._schedule.next(), joints, dt), by_person=True)
         if tries:
             if step.refused is None:
                 executor.end_holds()
             return
         executor.take_interruption()
-        began = executor.execute(step, dt, interpolated=True)
+        began = executor.execute(step, dt)
         if began is not None:
-            self._sent = began
-            self._limiter.sent(self._clock.steady())
-            self._due = self._limiter.planned_due
-            self._interpolator.begin(step, began, self._due)
-
-    @property
-    def _instruction(self) -> str:
-        return self._context.inputs.snapshot.instruction
+            self._sent, self._due = began, executor.step_due
 
     def _rest(self, refused: Refused | None, state: dict[str, FloatArray]) -> None:
         """Decelerate; at rest, hold for a person's reason, or hand back to the policy."""
@@ -172,7 +149,7 @@ class PersonLoop:
             self._tell(state)
         if self._executor.decelerate():
             return
-        self._executor.rest()
+        self._executor.halt()
         if self._clock.steady() - self._sent > SETTLED:  # until then, it may lag
             self._controller.settle(self._executor.read_joints())
         if refused is None:
@@ -194,9 +171,7 @@ class PersonLoop:
 
     def _end(self) -> None:
         """Let the policy's controller continue from the last command."""
-        with self._gate.sending():
-            self._policy.continue_from(self._controller)
-            self._gate.controller = self._policy
-        self._executor.rest()
+        self._gate.hand_over(self._policy)
+        self._executor.halt()
         self._executor.end_holds()
         self.has_begun = False

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _MOST_NOTES = 20
-_EPISODES = ("auto", "events", "corrections", "bag", "armed")
+_EPISODES = ("auto", "events", "corrections", "taught", "bag", "armed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,9 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, default=choices[0], choices=choices, help=text)
     text = (
         "an episode is an episode of the recorded events (auto: if there are any), a person's correction in one, "
-        "a bag without pauses, the time armed, or the time in which a std_msgs/Bool is true"
+        "the corrections of an episode that has any and else the whole (taught), a bag without pauses, the time "
+        "armed, or the time in which a std_msgs/Bool is true"
     )
     parser.add_argument("--episodes", default="auto", metavar="|".join((*_EPISODES, "/TOPIC")), help=text)
+    text = "leave out episodes that a person labelled failure"
+    parser.add_argument("--no-failures", dest="failures", action="store_false", help=text)
     text = "as for replay: camera, joint_states, instruction"
     parser.add_argument("--topics", nargs="+", default=[], metavar="ROLE=/TOPIC", help=text)
     parser.add_argument("--restart", action="store_true", help="discard the results of an interrupted export")

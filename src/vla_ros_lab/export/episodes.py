@@ -45,8 +45,10 @@ class ExportOptions:
     # ``bag`` splits each bag at pauses and where the instruction changes; ``armed`` also keeps only the time while
     # the node was armed; a topic of std_msgs/Bool keeps only the time while it was true. ``events`` are the node's
     # episodes that were not discarded, without pauses of the arm; ``corrections`` the time in them in which a
-    # person moved the arm; ``auto`` is ``events`` if the bag has any, else ``bag``.
+    # person moved the arm; ``taught`` the corrections of those in which a person corrected, and the others whole;
+    # ``auto`` is ``events`` if the bag has any, else ``bag``.
     episodes: str = "auto"
+    failures: bool = True  # False leaves out episodes that a person labelled ``failure``
     gap: float = 2.0  # seconds; a longer pause of the first camera ends an episode
     instruction: str = ""  # used instead of the recorded instruction, unless empty
     topics: Mapping[str, str] = field(default_factory=dict)  # role to topic, from ``--topics``
@@ -62,7 +64,11 @@ class ResampledEpisode:
     action: FloatArray  # float64 [T, D]
     frames: tuple[IntArray, ...]  # for each camera the indices of its images, int64 [T]
     intervention: NDArray[np.bool_]  # whether a person moved the arm, [T]
-    success: bool  # whether its last tick ends an episode with the label success
+    label: str  # of the episode that its last tick ends; "" if the episode goes on, or has no label
+
+    @property
+    def success(self) -> bool:
+        return self.label == "success"
 
     def without(self, ticks: NDArray[np.bool_]) -> list["ResampledEpisode"]:
         """Return the episodes between ``ticks``, bool [T], that are long enough; the last one has the label."""
@@ -75,7 +81,7 @@ class ResampledEpisode:
                 self.action[run],
                 tuple(rows[run] for rows in self.frames),
                 self.intervention[run],
-                self.success and run is runs[-1],
+                self.label if run is runs[-1] else "",
             )
             for run in runs
             if run.stop - run.start >= _SHORTEST
@@ -86,14 +92,15 @@ class Resampler:
     """Makes the episodes of one bag.
 
     ``names`` contains the names of the numbers in the state and in the action; ``notes`` counts what was left
-    out, ``remarks`` says what was decided between two readings; ``recorded`` contains the images.
+    out, ``remarks`` says what was decided between two readings; ``recorded`` contains the images. ``clock`` is the
+    option, and may become ``frames`` later.
     Raises VlaRosError if the bag has no camera, joint states or commands, or if a part needs something that the
     robot does not have.
     """
 
     def __init__(self, bag: Bag, config: Config, options: ExportOptions) -> None:
         selection = topics_of(bag, config, {**options.topics, "truth": "none"})
-        self._path, self._options = bag.path, options
+        self._path, self._options, self.clock = bag.path, options, options.clock
         self._config = config = fit(config, selection)
         arms = make_arms(config)
         state = parse_components(options.state) if options.state else _everything(arms)
@@ -126,13 +133,13 @@ class Resampler:
         times = self.recorded.times[0]
         waits = np.diff(times)
         seconds = float(waits[waits <= self._options.gap * 1e9].sum()) / 1e9
-        return len(times) if self._options.clock == "frames" else int(seconds * rate) + 1
+        return len(times) if self.clock == "frames" else int(seconds * rate) + 1
 
     def image_sizes(self) -> dict[str, tuple[int, int]]:
         """Map each camera key to the (height, width) of its images."""
         return {key: one.size for key, one in zip(self._config.camera.keys, self.recorded.cameras, strict=True)}
 
-    def episodes(self, rate: int) -> Iterator[ResampledEpisode]:
+    def episodes(self, rate: float) -> Iterator[ResampledEpisode]:
         """Yield the episodes at ``rate`` ticks per second in order of time."""
         yield from self._episodes(rate)
         if not self._options.fps and self._unshown > _UNSHOWN * (self._shown + self._unshown):
@@ -140,9 +147,9 @@ class Resampler:
             cause = f"they came in bursts or with a recorder's coarse clock{self._other_clock}"
             self.remarks[f"{found}: {cause}"] = None
 
-    def _episodes(self, rate: int) -> Iterator[ResampledEpisode]:
+    def _episodes(self, rate: float) -> Iterator[ResampledEpisode]:
         for begin, end, label in self._segments():
-            edges = self._edges(begin, end, 1_000_000_000 // rate)
+            edges = self._edges(begin, end, int(1_000_000_000 / rate))
             ticks = edges[:-1]
             modes = self._modes(ticks)
             ticks, following, modes = (one[modes != PAUSED] for one in (ticks, edges[1:], modes))
@@ -162,12 +169,12 @@ class Resampler:
                 kept = [row for row in rows[run] if row is not None]
                 state, action = (np.stack(column) for column in zip(*kept, strict=True))
                 images = tuple(one[run] for one in frames)
-                success = label == "success" and run is runs[-1]
-                yield ResampledEpisode(ticks[run], task, state, action, images, modes[run] == CORRECTING, success)
+                ended = label if run is runs[-1] else ""
+                yield ResampledEpisode(ticks[run], task, state, action, images, modes[run] == CORRECTING, ended)
 
     def _edges(self, begin: int, end: int, period: int) -> IntArray:
         """Return the ticks from ``begin`` to ``end``, and the end of the last tick."""
-        if self._options.clock != "frames":
+        if self.clock != "frames":
             return begin + np.arange((end - begin) // period + 2) * period
         times = self.recorded.times[0]
         return times[(times >= begin) & (times <= end + 1)]  # an image at the very end closes the last tick
@@ -194,11 +201,11 @@ class Resampler:
     def _marked(self) -> list[Interval]:
         """Return the times that the option ``episodes`` keeps, with their labels."""
         recorded, kind = self.recorded, self._options.episodes
-        if kind == "bag" or (kind == "auto" and not recorded.events):
+        if kind == "bag" or (kind in ("auto", "taught") and not recorded.events):
             times = recorded.times[0]
             return [Interval(int(times[0]), int(times[-1]), "")]
-        if kind in ("auto", "events", "corrections"):
-            return recorded.intervals(kind == "corrections", self.notes)
+        if kind in ("auto", "events", "corrections", "taught"):
+            return recorded.intervals(kind, self.notes, failures=self._options.failures)
         return [Interval(begin, end, "") for begin, end in recorded.marked(kind)]
 
     def _modes(self, ticks: IntArray) -> NDArray[np.str_]:

@@ -76,12 +76,16 @@ class RecordedCamera:
                 problem = str(error)
         raise ExportError(f"{self._bag.path}: no image of {self.topic} can be used: {problem}")
 
+    def numbers(self, rows: IntArray) -> IntArray:
+        """Return the numbers in the recording of the images at ``rows``, indices of ``times``."""
+        return self._numbers[rows]
+
     def read(self, rows: IntArray, size: tuple[int, int]) -> Iterator[UInt8Array]:
         """Yield the images at ``rows``, ascending indices of ``times``, uint8 [H, W, 3].
 
         An image that is damaged or not of ``size`` is replaced; at the end, DamagedImagesError tells which.
         """
-        wanted = self._numbers[rows]
+        wanted = self.numbers(rows)
         image, held, at = np.zeros((*size, 3), np.uint8), -1, -1
         records: Iterator[Record] = iter(())
         damaged, reasons = set[int](), Counter[str]()

@@ -175,8 +175,8 @@ class RecordedJoints:
                 found.append(Occurrence(self._time(time), str(one["event"]), str(one["mode"]), str(one["label"])))
         return found
 
-    def intervals(self, corrections: bool, notes: Counter[str]) -> list[Interval]:
-        """Return the episodes that were not discarded, or the corrections in them.
+    def intervals(self, kind: str, notes: Counter[str], *, failures: bool = True) -> list[Interval]:
+        """Return the episodes that were not discarded, or the corrections in them (``ExportOptions.episodes``).
 
         An episode without an end, because the node was killed, has no label, nor has a correction after which the
         episode went on: what it had achieved by then is unknown. ``notes`` counts what is left out.
@@ -188,14 +188,14 @@ class RecordedJoints:
             if event.kind == "episode_start":
                 inside = [event]
             elif inside and event.kind == "episode_end":
-                if event.label == "discard":
-                    notes["discarded episodes"] += 1
-                elif not corrections:
-                    found.append(Interval(inside[0].time, event.time - 1, event.label))
+                spans = pairwise([*(one for one in inside if one.mode != PAUSED), event])
+                corrected = [Interval(a.time, b.time - 1, b.label) for a, b in spans if a.mode == CORRECTING]
+                if event.label == "discard" or (event.label == "failure" and not failures):
+                    notes["discarded episodes" if event.label == "discard" else "failed episodes"] += 1
+                elif kind == "corrections" or (kind == "taught" and corrected):
+                    found += corrected
                 else:
-                    moving = [one for one in inside if one.mode != PAUSED]
-                    spans = pairwise([*moving, event])
-                    found += [Interval(a.time, b.time - 1, b.label) for a, b in spans if a.mode == CORRECTING]
+                    found.append(Interval(inside[0].time, event.time - 1, event.label))
                 inside = []
             elif inside and event.mode != inside[-1].mode:
                 inside.append(event)

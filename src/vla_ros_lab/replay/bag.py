@@ -154,7 +154,7 @@ class Bag:
                 self._lose(self.path.name, f"{record.time} ns", f"{record.topic}: {error}")
                 continue
             if data is not None and record.time >= start:
-                yield record._replace(data=data)
+                yield record if decoder is None else record._replace(data=data, place=None)
 
     def _key_before(self, topic: str, start: int) -> int:
         """Return the time of the last key frame before ``start``, at which decoding begins."""
@@ -187,7 +187,7 @@ class Bag:
     def _decompressed(self, record: Record) -> Record | None:
         """Decompress an individually compressed message; return None if it is damaged."""
         try:
-            return record._replace(data=decompress(record.data, "zstd"))
+            return record._replace(data=decompress(record.data, "zstd"), place=None)
         except BagError as error:
             self._lose(self.path.name, f"{record.time} ns", f"message of {record.topic} {error}")
             return None

@@ -43,7 +43,7 @@ _CHUNK = struct.Struct("<QQQII")  # start, end, size, checksum, length of the na
 _FOOTER = struct.Struct("<BQQQI8s")  # opcode, 20, start of the summary, start of its offsets, checksum, magic
 _KNOWN = frozenset(map(int, Opcode))
 _MOST_UNKNOWN = 1000  # records of unknown kinds in a row; what has more is no MCAP
-_Message = tuple[int, int, memoryview]  # receive time, channel, data
+_Message = tuple[int, int, memoryview, int]  # receive time, channel, data, its offset (-1 if compressed)
 
 
 @dataclass
@@ -61,7 +61,7 @@ class McapFile:
     """An open MCAP file; ``losses`` grows while reading. Raises BagError if the file is not MCAP."""
 
     def __init__(self, path: Path) -> None:
-        self._name = path.name
+        self._path, self._name = path, path.name
         self._losses: dict[Loss, None] = {}
         self._schemas: dict[int, str] = {}
         self._channels: dict[int, tuple[str, str]] = {}
@@ -116,7 +116,7 @@ class McapFile:
                 held -= len(record.data)
                 yield record
             del pending[:ready]
-            for time, channel, data in self._messages(piece, expansion):
+            for time, channel, data, offset in self._messages(piece, expansion):
                 topic = wanted.get(channel)
                 if topic is None or time < start:
                     continue
@@ -128,7 +128,8 @@ class McapFile:
                     held += len(data)
                     # What waits is copied: a view would keep its whole chunk.
                     kept = bytes(data) if time >= following else data
-                    pending.append((time, piece.offset, Record(time, topic, kept)))
+                    place = (self._path, offset) if offset >= 0 else None
+                    pending.append((time, piece.offset, Record(time, topic, kept, place)))
             pending.sort(key=itemgetter(0, 1))
             if why := expansion.spend(0):
                 self._lose(piece.offset, why)
@@ -236,7 +237,7 @@ class McapFile:
                     return self._chunk(begin, end, expansion)
                 if opcode != Opcode.MESSAGE:
                     raise BagError("another record")
-                found.append(_message(memoryview(self._read(begin, end))))
+                found.append(_message(memoryview(self._read(begin, end)), begin))
         except (*DAMAGE, OSError):
             span = f"from {piece.start / 1e9:.3f} to {piece.end / 1e9:.3f} s"
             detail = f"a damaged record; {piece.stop - piece.offset} bytes are lost, with messages {span}"
@@ -255,16 +256,16 @@ class McapFile:
             compression = str(content[_CHUNK.size : at], "utf-8")
             (length,) = struct.unpack_from("<Q", content, at)
             data = content[at + 8 : at + 8 + length]
-            is_cut = len(data) < length
+            is_cut, first = len(data) < length, begin + at + 8
             if compression:
                 if expansion.spend(size):
                     return []
                 data = memoryview(decompress(data, compression, size))
             if verify and checksum and not is_cut and checksum != (actual := zlib.crc32(data)):
                 raise BagError(f"its checksum is {actual:#x}, expected {checksum:#x}")
-            for opcode, record in _records_in(data):
+            for opcode, at, record in _records_in(data):
                 if opcode == Opcode.MESSAGE:
-                    found.append(_message(record))
+                    found.append(_message(record, -1 if compression else first + at))
                 else:
                     self._define(opcode, record)
             if is_cut:
@@ -301,8 +302,8 @@ class McapFile:
         self._losses[Loss(self._name, f"byte {where}" if isinstance(where, int) else where, what)] = None
 
 
-def _records_in(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield opcode and content of each record in a chunk; raises BagError where there is no whole record."""
+def _records_in(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+    """Yield opcode, start and content of each record in a chunk; raises BagError where there is no whole record."""
     at = unknown = 0
     while at < len(data):
         opcode, length = _HEAD.unpack_from(data, at)
@@ -310,16 +311,17 @@ def _records_in(data: memoryview) -> Iterator[tuple[int, memoryview]]:
         unknown = 0 if opcode in _KNOWN else unknown + 1
         if not opcode or unknown > _MOST_UNKNOWN or at > len(data):
             raise BagError(f"no whole record at its byte {begin - _HEAD.size}")
-        yield opcode, data[begin:at]
+        yield opcode, begin, data[begin:at]
 
 
 def _ends_in_zeros(data: memoryview) -> bool:
     return not any(data[-4:])
 
 
-def _message(record: memoryview) -> _Message:
+def _message(record: memoryview, at: int) -> _Message:
+    """Return the message of a record at the offset ``at``, negative if it is in no file."""
     channel, _, time, _ = _MESSAGE.unpack_from(record)
-    return time, channel, record[_MESSAGE.size :]
+    return time, channel, record[_MESSAGE.size :], at + _MESSAGE.size if at >= 0 else -1
 
 
 def _parse(kind: Any, content: bytes | memoryview) -> Any:

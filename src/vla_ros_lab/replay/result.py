@@ -61,14 +61,15 @@ def make_result(outcomes: Sequence[Outcome], config: Config, options: ReplayOpti
 
 def write_json(result: Result, path: Path) -> None:
     """Write the figures atomically; NaN and infinity become null."""
-    save_text(path, json.dumps(_finite(result.figures), indent=2, allow_nan=False) + "\n")
+    save_text(path, json.dumps(for_json(result.figures), indent=2, allow_nan=False) + "\n")
 
 
-def _finite(value: Any) -> Any:
+def for_json(value: Any) -> Any:
+    """Return figures for JSON, in which NaN and infinity are null."""
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): for_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [for_json(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -41,6 +41,7 @@ class Record(NamedTuple):
     time: int  # time at which the recorder received the message, nanoseconds
     topic: str  # fully qualified topic name
     data: bytes | memoryview  # CDR bytes with their 4-byte header; may be a view of the file, so copy it to keep it
+    place: tuple[Path, int] | None = None  # file and offset of ``data``; None if no file has these bytes
 
 
 class Loss(NamedTuple):

@@ -108,7 +108,7 @@ def _bounds(statistics: Fields, name: str, keys: tuple[str, str]) -> Bounds:
             f"{one.where}: {keys} have the shapes {low.shape} and {high.shape}, expected equal ones of finite "
             "numbers"
         )
-    return Bounds(low, high)
+    return Bounds(low, high, keys)
 
 
 def _state(modality: Fields, statistics: Fields, keys: tuple[str, str]) -> tuple[_Sizes, Bounds]:
@@ -117,7 +117,8 @@ def _state(modality: Fields, statistics: Fields, keys: tuple[str, str]) -> tuple
         raise CheckpointError(f"{state.where}: mean_std_embedding_keys are not supported, expected none")
     names = _names(state)
     found = [_bounds(statistics.object("state"), name, keys) for name in names]
-    bounds = Bounds(*(np.concatenate([getattr(one, side) for one in found]) for side in ("low", "high")))
+    low, high = (np.concatenate([getattr(one, side) for one in found]) for side in ("low", "high"))
+    bounds = Bounds(low, high, keys)
     return tuple((name, one.size) for name, one in zip(names, found, strict=True)), bounds
 
 
@@ -234,6 +235,7 @@ def lerobot_processing(
         )
     ids, tag = pack.object("embodiment_mapping"), str(pack.get("embodiment_tag", "new_embodiment"))
     keys = _ordered(files.images, pack.get("video_modality_keys"))
+    named: _Sizes = ()
     bounds = None
     if pack.expect("normalize_min_max", True, False) and "state_file" in packing:
         bounds = _aligned(before.statistics(PACK, STATE)[1], state_size, 1.0)
@@ -246,7 +248,7 @@ def lerobot_processing(
     if DECODE in after:
         options = after.options(DECODE)
         modality, statistics = options.object("modality_config"), options.object("raw_stats")
-        *_, parts, size, rows = _embodiment(options, modality, statistics, rows)
+        named, _, parts, size, rows = _embodiment(options, modality, statistics, rows)
         limit = options.whole("env_action_dim", 0, least=0)
         gripper = _column(parts, after.path) if libero else None
         size, clipped = min(size, limit or size), True
@@ -264,10 +266,11 @@ def lerobot_processing(
             whole = _aligned(after.statistics(UNPACK, ACTION)[1], size, 0.0)
         else:  # actions stay as the model returns them
             step.get("state_file")
-            whole, clipped = Bounds(*(np.full(size, side, np.float32) for side in (-1, 1))), False
+            whole, clipped = Bounds(np.full(size, -1, np.float32), np.full(size, 1, np.float32)), False
         parts, gripper = (ActionPart("action", whole),), size - 1 if libero and size >= 7 else None
+    own = ("state", state_size)
     processing = Processing(
-        keys, resize, (("state", state_size),), bounds, clip, parts, size, action_size, rows, clipped, gripper
+        keys, resize, (own,), bounds, clip, parts, size, action_size, rows, clipped, gripper, named
     )
     files.finish()
     return processing, ids.whole(tag, 0, least=0), formal

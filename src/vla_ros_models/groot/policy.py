@@ -15,6 +15,8 @@ from vla_ros_models.groot.inference import GrootRequest, LoadedGroot, continue_c
 from vla_ros_models.groot.loading import GROOT_CHOICES, GrootCheckpoint, plan_memory, read_checkpoint
 from vla_ros_models.memory import MemoryCheck
 from vla_ros_models.network_policy import SELF_TEST_INSTRUCTION, Images, Placement
+from vla_ros_models.normalization import LearnedStatistics
+from vla_ros_models.processor_files import has_processors
 from vla_ros_models.sampling import SamplingPolicy, SamplingSession
 from vla_ros_models.training import Trainable
 
@@ -36,6 +38,11 @@ class GrootPolicy(SamplingPolicy[LoadedGroot, GrootRequest]):
 
     def describe(self) -> PolicySpec:
         return self._spec(read_checkpoint(self.folder, self._options))
+
+    def learned(self) -> LearnedStatistics:
+        """Return the statistics with which the checkpoint normalises; needs no weights."""
+        processing = read_checkpoint(self.folder, self._options).processing
+        return processing.learned("gr00t_lerobot" if has_processors(self.folder) else "gr00t")
 
     def _open(self, where: Placement) -> GrootCheckpoint:
         checkpoint = read_checkpoint(self.folder, self._options)

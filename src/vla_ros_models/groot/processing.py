@@ -5,6 +5,7 @@ the concatenation of named parts, normalised to [-1, 1] by bounds of the embodim
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,7 +19,7 @@ from vla_ros.errors import ConfigError, ImageError
 from vla_ros.types import FixedPointResize, ImageProcessor, Padding, Resampling, UInt8Array
 from vla_ros.vision.processors import centred_corner, require_image
 from vla_ros.vision.resample import pillow_taps
-from vla_ros_models.normalization import Array
+from vla_ros_models.normalization import Array, Learned, LearnedStatistics
 
 Float32 = NDArray[np.float32]
 _Size = tuple[int, int]
@@ -155,6 +156,7 @@ class Bounds:
 
     low: Float32
     high: Float32
+    names: tuple[str, str] = ("min", "max")  # of the statistics
 
     @property
     def size(self) -> int:
@@ -206,6 +208,7 @@ class Processing:
     rows: int  # actions of a chunk that the checkpoint was trained on
     clip_action: bool = True  # whether normalised actions are clipped before they are un-normalised
     gripper: int | None = None  # column that is converted from 0..1 to LIBERO's sign
+    stored_state: tuple[tuple[str, int], ...] = ()  # the state's parts in the statistics, if they are others
 
     @property
     def state_size(self) -> int:
@@ -264,6 +267,14 @@ class Processing:
             start += part.bounds.size
         return np.concatenate(found, axis=1)
 
+    def learned(self, layout: str) -> LearnedStatistics:
+        """Return the statistics of the state and the actions; those of each step if a part has them."""
+        parts = tuple((part.name, part.bounds.size, part.kind != "absolute") for part in self.parts)
+        states = tuple((name, size, False) for name, size in self.stored_state or self.state)
+        state = None if self.state_bounds is None else _learned([self.state_bounds])
+        action = _learned([part.bounds for part in self.parts])
+        return LearnedStatistics(layout, state, action, self.converted_actions, parts=(states, parts))
+
     def model_actions(self, actions: Array) -> Array:
         """Normalise the robot's absolute actions [T, action_size], as for :meth:`robot_actions`."""
         values: Array = np.array(actions, np.float32)
@@ -278,6 +289,19 @@ class Processing:
             found.append(part.bounds.normalize(columns, clip=True))
             start += part.bounds.size
         return np.concatenate(found, axis=1)
+
+
+def _learned(bounds: Sequence[Bounds]) -> Learned:
+    """Return the bounds of parts that follow each other, those of each step if a part has them."""
+    steps = max((len(one.low) for one in bounds if one.low.ndim == 2), default=0)
+
+    def joined(ends: Sequence[Float32]) -> Float32:
+        rows = [np.broadcast_to(end, (steps, end.shape[-1])) if steps else end for end in ends]
+        return np.concatenate(rows, axis=-1)
+
+    low, high = joined([one.low for one in bounds]), joined([one.high for one in bounds])
+    names = tuple(one.names for one in bounds for _ in range(one.size))
+    return Learned(names, low, high, np.ones(len(names), np.bool_))
 
 
 def compose(reference: Array, relative: Array) -> Float32:

@@ -90,6 +90,10 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
         seed = self._options.seed
         return OFTSession(random=np.random.default_rng(None if seed < 0 else seed))
 
+    def _chosen_statistics(self) -> tuple[ActionStatistics, ActionStatistics | None]:
+        found = self._describe(towers=False)
+        return found.statistics, found.state
+
     def _describe(self, *, towers: bool = True) -> Description:
         """Read the files; without ``towers``, the result has the spec, but cannot be loaded."""
         options, folder = self._options, self.folder

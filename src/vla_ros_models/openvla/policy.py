@@ -39,6 +39,7 @@ from vla_ros_models.network_policy import (
     Placement,
     two_images,
 )
+from vla_ros_models.normalization import LearnedStatistics
 from vla_ros_models.openvla.architecture import read_architecture
 from vla_ros_models.openvla.inference import (
     check_engine,
@@ -128,6 +129,16 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
         """Return each dataset's statistics from the checkpoint, else from its adapter's base model."""
         own = self.folder if (self.folder / "dataset_statistics.json").exists() else self._base
         return read_dataset_statistics(own, group, self._bounds, self._margin)
+
+    def learned(self) -> LearnedStatistics:
+        """Return the statistics with which the checkpoint normalises; needs no weights."""
+        actions, state = self._chosen_statistics()
+        kept = None if state is None else state.learned(self._bounds)
+        return LearnedStatistics("openvla", kept, actions.learned(self._bounds), data_set=actions.key)
+
+    def _chosen_statistics(self) -> tuple[ActionStatistics, ActionStatistics | None]:
+        """Return those of the actions and of the state, None if there is no state."""
+        return choose(self._statistics(), self._options.unnorm_key), None
 
     def _details(self) -> str:
         return f", un-normalised by '{self.loaded.statistics.key}'"

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from vla_ros.errors import CheckpointError, ConfigError, did_you_mean
 from vla_ros.types import FloatArray, IntArray
 from vla_ros_models.checkpoint_files import Fields, read_json, read_mask, read_statistics
+from vla_ros_models.normalization import Learned
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,10 @@ class ActionStatistics:
     def middle(self) -> tuple[float, ...]:
         """Middle of the bounds [D]."""
         return tuple(map(float, (self.low + self.high) / 2))
+
+    def learned(self, names: tuple[str, str]) -> Learned:
+        """Return the bounds, which have these names in the file."""
+        return Learned((names,) * self.dimension, self.low, self.high, self.mask)
 
     def unnormalize(self, normalized: FloatArray) -> FloatArray:
         """Convert actions to the dataset's units, float64 [..., D]; masked-out entries are unchanged."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.types import ImageProcessor, IntArray, RawImage, UInt8Array
 from vla_ros.vision.processors import LinearResize, ResizeWithPad, resize_with_pad, resize_with_pad_linear
-from vla_ros_models.normalization import Array, Normalization
+from vla_ros_models.normalization import Array, LearnedStatistics, Normalization
 from vla_ros_models.pi.architecture import PI0, PI05
 from vla_ros_models.tokenizers import Tokenizer, find_file, read_tokenizer
 
@@ -305,12 +305,23 @@ class Processing:
 
     def model_actions(self, actions: Array, state: Array) -> Array:
         """Convert the robot's actions [T, action_size] to the model's, as for :meth:`robot_actions`."""
+        return (self.previous or self.actions).normalize(self.converted_actions(actions, state))
+
+    def converted_actions(self, actions: Array, state: Array) -> Array:
+        """Convert the robot's actions [T, action_size] to the numbers that are normalised."""
         values: Array = np.array(actions, np.float64)
         if self.adapt:
             values = aloha_targets(values)
-        if self.delta:
-            values = add_state(values, -self._base(state), self.delta)
-        return (self.previous or self.actions).normalize(values)
+        return add_state(values, -self._base(state), self.delta) if self.delta else values
+
+    def converted_state(self, state: Array) -> Array:
+        """Convert the robot's state [..., state_size] to the numbers that are normalised."""
+        return self._robot_state(state)
+
+    def learned(self, layout: str) -> LearnedStatistics:
+        """Return the statistics of the state and the actions."""
+        actions = (self.previous or self.actions).learned
+        return LearnedStatistics(layout, self.state.learned, actions, self.converted_actions, self.converted_state)
 
     def _base(self, state: Array) -> Array:
         base = self._robot_state(state)

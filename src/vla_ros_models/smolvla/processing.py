@@ -48,5 +48,11 @@ class SmolVlaProcessing(Processing):
         return self.actions.unnormalize(self.shown_actions(normalized))
 
     def model_actions(self, actions: Array, state: Array) -> Array:
-        values = (self.previous or self.actions).normalize(np.asarray(actions, np.float64))
+        values = (self.previous or self.actions).normalize(self.converted_actions(actions, state))
         return aloha_targets(values, GRIPPER) if self.adapt else values
+
+    def converted_actions(self, actions: Array, state: Array) -> Array:
+        return np.asarray(actions, np.float64)
+
+    def converted_state(self, state: Array) -> Array:
+        return state

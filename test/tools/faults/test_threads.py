@@ -18,10 +18,13 @@ def test_a_killed_thread_has_the_reaction_and_the_reason_that_the_page_states(vi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("output", ["position", "twist", "velocity"])
-def test_a_stop_is_in_force_in_time_whatever_comes_on_any_topic(output: str) -> None:
-    assert len(TOPICS) >= 10
+@pytest.mark.parametrize(
+    ("output", "inputs"),
+    [("position", "plain"), ("twist", "plain"), ("velocity", "plain"), ("position", "other")],
+)
+def test_a_stop_is_in_force_in_time_whatever_comes_on_any_topic_and_service(output: str, inputs: str) -> None:
+    assert len(TOPICS[inputs]) >= 10
     seed = random.SystemRandom().randrange(10**5)
-    outcome = fuzz(100, seed, output, 1.0)  # on a busy machine
+    outcome = fuzz(100, seed, output, 1.0, inputs=inputs)  # on a busy machine
     assert outcome.stops == 5
     assert not outcome.wrong, f"seed {seed}"
