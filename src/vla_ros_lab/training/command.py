@@ -10,7 +10,7 @@ from vla_ros.config import load
 from vla_ros.errors import ConfigError, printable
 from vla_ros.files import check_output, save_text
 from vla_ros.policies.base import Policy, checkpoint_options, create
-from vla_ros_lab.replay.result import finite
+from vla_ros_lab.replay.result import for_json
 from vla_ros_lab.report.page import to_stdout
 from vla_ros_lab.training.cli import open_data, read_options
 from vla_ros_lab.training.finetune import FineTuning, data_files, finetune
@@ -56,5 +56,5 @@ def fine_tune(arguments: argparse.Namespace) -> int:
     )
     result = finetune(job, arguments, say)
     if arguments.json is not None:
-        save_text(arguments.json, json.dumps(finite(result), indent=2, allow_nan=False) + "\n")
+        save_text(arguments.json, json.dumps(for_json(result), indent=2, allow_nan=False) + "\n")
     return 0
