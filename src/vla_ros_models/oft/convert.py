@@ -50,7 +50,7 @@ def convert(folder: Path, output: Path, base: Path | None = None) -> tuple[int, 
                 break
     sizes = {name: _bytes(stored.shape, stored.dtype) for name, stored in weights.manifest.items()}
     names = sorted(name for name in sizes if not never_run(name, architecture))
-    return write_shards(output, list(_shards({name: sizes[name] for name in names})), weights.produce)
+    return write_shards(output, list(_shards({name: sizes[name] for name in names})), weights.produce())
 
 
 def _shards(sizes: dict[str, int]) -> Iterator[list[str]]:

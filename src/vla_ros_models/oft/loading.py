@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vla_ros.errors import CheckpointError
-from vla_ros_models.checkpoint_files import Produce, StoredTensor, from_files, read_manifest
+from vla_ros_models.checkpoint_files import Cut, Produce, StoredTensor, read_manifest
 from vla_ros_models.oft.network import COMPONENTS, Layout
 from vla_ros_models.openvla.architecture import Architecture
 from vla_ros_models.openvla.loading import (
@@ -44,13 +44,12 @@ class Weights:
     adapter: Adapter = field(default_factory=dict)  # LoRA adapter, merged when a tensor is read
     predicts_noise: bool = False  # True if a component file declares a diffusion head
 
-    @property
-    def produce(self) -> Produce:
-        """A function that yields tensors by name, with the adapter merged."""
+    def produce(self, cut: Cut = lambda name: None) -> Produce:
+        """Return a function that yields tensors, or their parts, by name, with the adapter merged."""
 
         def produce(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
             yield from ((name, self.loaded[name]) for name in names if name in self.loaded)
-            stored = merging(from_files(self.manifest), self.adapter)
+            stored = merging(self.manifest, self.adapter, cut)
             yield from stored([name for name in names if name not in self.loaded])
 
         return produce

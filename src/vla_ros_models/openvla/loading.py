@@ -4,21 +4,22 @@ LoRA adapters in peft's format are merged into the base weights during loading.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod, sqrt
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vla_ros.errors import CheckpointError
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros_models import weights
 from vla_ros_models.checkpoint_files import (
+    Cut,
     Fields,
     Produce,
     StoredTensor,
@@ -27,10 +28,12 @@ from vla_ros_models.checkpoint_files import (
     read_fields,
     read_header,
 )
+from vla_ros_models.engine.ranks import Ranks
 from vla_ros_models.engine.weights import DecoderWeights, assemble, fuse_layer
 from vla_ros_models.memory import MemoryNeeds, cache_numbers, memory_needs, prefill_numbers, tower_numbers
 from vla_ros_models.openvla.architecture import Architecture
 from vla_ros_models.openvla.network import OpenVLAModel
+from vla_ros_models.splitting import Shard
 from vla_ros_models.weights import Shapes, parameter_shapes, place
 
 # Stored in the published files although OpenVLA never uses them: norms and pooling after the last block, and rotary
@@ -39,8 +42,12 @@ _NEVER_RUN = re.compile(
     r"vision_backbone\.(fused_)?featurizer\.(norm|fc_norm|attn_pool|head)\."
     r"|language_model\.model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq$"
 )
-_LAYERS = "language_model.model.layers."
+DECODER = "language_model."
+"""The decoder's names begin with this."""
+_LAYERS = f"{DECODER}model.layers."
 _BLOCK = re.compile(r"vision_backbone\.(fused_)?featurizer\.blocks\.(\d+)\.")
+
+M = TypeVar("M", bound=OpenVLAModel)
 
 _PROMPT_TOKENS = 128
 """Prompt length that the estimate assumes; typical prompts have 20 to 40 tokens."""
@@ -55,6 +62,20 @@ BYTES = {"int8": 1.0, "fp8": 1.0, "int4": 0.5 + 4 / 128}
 def build_empty(architecture: Architecture) -> OpenVLAModel:
     """Return the network on ``meta``, ready for :func:`~vla_ros_models.weights.fill`."""
     return weights.empty(lambda: OpenVLAModel(architecture))
+
+
+def build_shard(make: Callable[[Architecture], M], architecture: Architecture, shard: Shard) -> M:
+    """Return the shard of a network that ``make`` builds, on ``meta``."""
+
+    def build() -> M:
+        model, llm = make(replace(architecture, llm=shard.shape(architecture.llm))), architecture.llm
+        if shard.count > 1:
+            model.vision_backbone.keep(shard.has_tower)
+            rows = llm.vocab_size // shard.count
+            model.language_model.lm_head = nn.Linear(llm.hidden_size, rows, bias=False)
+        return model
+
+    return weights.empty(build)
 
 
 def check_weights(model: OpenVLAModel, manifest: Mapping[str, StoredTensor], folder: Path) -> None:
@@ -106,6 +127,7 @@ def fill_quantized(
     dtype: torch.dtype,
     quantization: str,
     progress: Progress = no_progress,
+    ranks: Ranks | None = None,
 ) -> DecoderWeights:
     """Load the weights of a network on ``meta``; quantise one decoder layer at a time to save memory.
 
@@ -118,8 +140,8 @@ def fill_quantized(
     for index, layer in enumerate(model.language_model.layers):
         for name, tensor in produce([name for name in names if name.startswith(f"{_LAYERS}{index}.")]):
             place(model, name, tensor, device, dtype)
-        fused.append(fuse_layer(layer, quantization, keep=False))
-        progress((index + 1) / model.architecture.llm.layers, f"quantising layer {index + 1}")
+        fused.append(fuse_layer(layer, quantization, keep=False, ranks=ranks))
+        progress((index + 1) / model.architecture.llm.layers, f"loading layer {index + 1}")
     model.to(device)
     return assemble(model.language_model, tuple(fused))
 
@@ -138,12 +160,13 @@ Adapter = dict[str, tuple[Tensor, Tensor, float]]
 """Maps a parameter name to A [r, in], B [out, r] and the scale."""
 
 
-def merging(produce: Produce, adapter: Adapter) -> Produce:
-    """Return a function that merges the adapter into tensors of ``produce``, in float32."""
+def merging(manifest: Mapping[str, StoredTensor], adapter: Adapter, cut: Cut = lambda name: None) -> Produce:
+    """Return a function that reads tensors, or their parts, and merges the adapter into them in float32."""
+    produce = from_files(manifest, lambda name: None if name in adapter else cut(name))
 
     def merged(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in produce(names):
-            yield name, merge_lora(tensor, *adapter[name]) if name in adapter else tensor
+            yield name, merge_lora(tensor, *adapter[name])[cut(name) or ...] if name in adapter else tensor
 
     return merged
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from vla_ros.errors import CheckpointError
-from vla_ros_models.checkpoint_files import from_files, read_manifest
+from vla_ros_models.checkpoint_files import read_manifest
 from vla_ros_models.oft.loading import merged_towers
 from vla_ros_models.openvla.loading import LoraSettings, merging, read_adapter, read_lora_settings
 
@@ -145,7 +145,7 @@ def test_an_adapter_is_obeyed_or_refused(folder, name):
             read_adapter(where, read_manifest(where))
         return
     stored = read_manifest(where)
-    merged = dict(merging(from_files(stored), read_adapter(where, stored))(list(BASE)))
+    merged = dict(merging(stored, read_adapter(where, stored))(list(BASE)))
     np.testing.assert_allclose(flat(merged), RECORDED[name], atol=1e-5, rtol=0)
 
 
