@@ -102,8 +102,8 @@ class _Child:
 class LeadingRank(GroupOfRanks):
     """Rank 0: starts the others on ``devices[1:]``, leads and watches them.
 
-    ``message`` describes the policy to them. Once loaded, an inference may take :data:`SHARE_OF_TIMEOUT` of ``timeout``
-    seconds. Raises VlaRosError if a rank cannot start.
+    ``message`` describes the policy to them. Once loaded, an inference may take :data:`SHARE_OF_TIMEOUT` of the
+    ``timeout`` in seconds. Raises VlaRosError if a rank cannot start.
     """
 
     def __init__(self, message: dict[str, Any], devices: Sequence[torch.device], timeout: float) -> None:
