@@ -32,13 +32,7 @@ from vla_ros_models.engine.ranks import Ranks
 from vla_ros_models.engine.token_engine import EngineRequest, TokenEngine
 from vla_ros_models.engine.weights import DecoderWeights
 from vla_ros_models.memory import MemoryCheck
-from vla_ros_models.network_policy import (
-    SELF_TEST_INSTRUCTION,
-    Asked,
-    Images,
-    Placement,
-    two_images,
-)
+from vla_ros_models.network_policy import SELF_TEST_INSTRUCTION, Asked, Images, Placement, two_images
 from vla_ros_models.normalization import LearnedStatistics
 from vla_ros_models.openvla.architecture import read_architecture
 from vla_ros_models.openvla.inference import (
@@ -306,9 +300,8 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
         model = build_shard(OpenVLAModel, architecture, self._shard)
         self._plan(model, where.device)
         bins = ActionBins(architecture.action_vocab_size, architecture.action_bins)
-        return _Loaded(model, prompt, bins, statistics, None), from_files(
-            manifest, self._shard.cut(manifest, DECODER)
-        )
+        produce = from_files(manifest, self._shard.cut(manifest, DECODER))
+        return _Loaded(model, prompt, bins, statistics, None), produce
 
     def _build(self, opened: tuple[_Loaded, Produce], where: Placement, progress: Progress) -> None:
         self._loaded, produce = opened
