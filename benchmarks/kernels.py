@@ -33,6 +33,7 @@ from vla_ros_models.checkpoint_files import Fields
 from vla_ros_models.engine.decoder import parallel, prefill, verify
 from vla_ros_models.engine.flow import FlowModel, fill_cross, prefill_flow, sample
 from vla_ros_models.engine.fused_ops import FusedOps
+from vla_ros_models.engine.ranks import Ranks
 from vla_ros_models.engine.resample import make_pipeline
 from vla_ros_models.engine.stream import Guide, KVCache
 from vla_ros_models.engine.tile_configs import SIMULATE, Gpu, gpu_of, uses_wgmma
@@ -42,8 +43,8 @@ from vla_ros_models.groot import inference as groot
 from vla_ros_models.groot.building import build_model, tensor_shapes, with_few_rows
 from vla_ros_models.groot.loading import EACH, tensor_dtype
 from vla_ros_models.oft.processing import OFTResize
-from vla_ros_models.openvla.loading import build_empty
-from vla_ros_models.openvla.network import VisionEncoder
+from vla_ros_models.openvla.loading import build_shard
+from vla_ros_models.openvla.network import OpenVLAModel, VisionEncoder
 from vla_ros_models.pi.architecture import PUBLISHED
 from vla_ros_models.pi.loading import parameter_dtype
 from vla_ros_models.pi.network import build_empty as build_pi
@@ -51,6 +52,7 @@ from vla_ros_models.pi.network import make_flow
 from vla_ros_models.smolvla.architecture import SMOLVLM2_CONFIG, read_architecture
 from vla_ros_models.smolvla.network import EXPERT_UNIT, build_flow
 from vla_ros_models.smolvla.network import build_empty as build_smolvla
+from vla_ros_models.splitting import Shard
 
 META = torch.device("meta")
 BF16 = torch.bfloat16
@@ -202,11 +204,12 @@ def _typed(network: nn.Module, dtype_of: Callable[[str], torch.dtype] = lambda n
     return network.to(META)
 
 
-def openvla(kind: str) -> None:
-    """Run decoding, drafts, prompts, and the bidirectional passes of OpenVLA-OFT."""
-    model = _typed(build_empty(replace(OPENVLA_7B, llm=replace(OPENVLA_7B.llm, layers=2))))
-    weights, ops = fuse(model.language_model, kind), TritonOps()
-    if kind == "none":
+def openvla(kind: str, gpus: int = 1) -> None:
+    """Run decoding, drafts, prompts, and the bidirectional passes of OpenVLA-OFT, or of a shard."""
+    sizes = replace(OPENVLA_7B, llm=replace(OPENVLA_7B.llm, layers=2))
+    model = _typed(build_shard(OpenVLAModel, sizes, Shard(0, gpus)))
+    weights, ops = fuse(model.language_model, kind), TritonOps(ranks=Ranks() if gpus > 1 else None)
+    if gpus == 1 and kind == "none":
         VisionEncoder(model, TritonTowerOps())(torch.empty(1, 224, 224, 3, dtype=torch.uint8, device=META))
         for processor in (OFTResize(), OFTResize(camera_side=256)):
             frame = torch.empty(1, 480, 640, 3, dtype=torch.uint8, device=META)

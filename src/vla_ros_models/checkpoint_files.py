@@ -38,6 +38,9 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 Produce = Callable[[Sequence[str]], Iterator[tuple[str, "Tensor"]]]
 """Takes tensor names, and yields each name with its tensor, in any order."""
 
+Cut = Callable[[str], "tuple[slice, ...] | None"]
+"""Returns the part of a tensor that is loaded, by its name; None stands for all of it."""
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; raises CheckpointError if the file is missing or invalid."""
@@ -122,17 +125,24 @@ def stored_names(folder: Path) -> list[str]:
     return list(names) if isinstance(names, dict) else []
 
 
-def from_files(manifest: Mapping[str, StoredTensor]) -> Produce:
-    """Return a function that yields tensors one at a time, by name in ``manifest``."""
+def from_files(manifest: Mapping[str, StoredTensor], cut: Cut = lambda name: None) -> Produce:
+    """Return a function that yields tensors, or the parts that ``cut`` returns, one at a time.
+
+    Names are those in ``manifest``; only these parts are read.
+    """
 
     def read(file: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         try:
             with safe_open(str(file), framework="pt") as shard:
                 for name in names:
-                    tensor = shard.get_tensor(manifest[name].name)
-                    for change in manifest[name].changes:
+                    stored, part = manifest[name], cut(name)
+                    if part is not None and not stored.changes:
+                        yield name, shard.get_slice(stored.name)[part]
+                        continue
+                    tensor = shard.get_tensor(stored.name)
+                    for change in stored.changes:
                         tensor = change(tensor)
-                    yield name, tensor
+                    yield name, tensor if part is None else tensor[part]
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file}: not readable ({error}); download it again") from error
 

@@ -55,7 +55,7 @@ def convert(folder: Path, output: Path, base: str | Path = "", dtype: str = "") 
 
         architecture, found = read_architecture(model or folder), read_weights(folder, base)
         stored = {name: one for name, one in found.manifest.items() if not never_run(name, architecture)}
-        produce = found.produce
+        produce = found.produce()
     else:
         stored = read_merged(folder, base)
         produce = from_files(stored)

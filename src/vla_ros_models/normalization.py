@@ -39,7 +39,7 @@ class Learned:
 class LearnedStatistics:
     """A checkpoint's statistics, and how it converts the robot's numbers before they are normalised."""
 
-    layout: str  # of the file: a key of :data:`vla_ros_lab.training.layouts.LAYOUTS`
+    layout: str  # of the file: a key of the table in vla_ros_lab.training.layouts
     state: Learned | None  # None if the policy takes no state
     action: Learned
     # Converts a chunk [K, D] and the state [N] at its beginning; None if both are normalised as they are.

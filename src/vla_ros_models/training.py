@@ -130,7 +130,7 @@ Augment = Callable[[str, UInt8Array, np.random.Generator], NDArray[Any]]
 """Takes an image's key and the image as the network gets it, uint8 [H, W, 3] or float32 in [0, 1]; returns one."""
 
 
-def unchanged(key: str, image: UInt8Array, random: np.random.Generator) -> NDArray[Any]:
+def as_it_is(key: str, image: UInt8Array, random: np.random.Generator) -> NDArray[Any]:
     """Return the image as it is."""
     return image
 
@@ -144,7 +144,7 @@ class SampleInputs(Protocol):
         actions: FloatArray,
         is_pad: NDArray[np.bool_],
         random: np.random.Generator,
-        augment: Augment = unchanged,
+        augment: Augment = as_it_is,
     ) -> Prepared:
         """Return a sample's arrays; the other arguments are as in the laboratory's ``Sample``.
 

@@ -4,14 +4,14 @@ They are DINOv2 ViT-L/14 with registers and SigLIP SO400M/14 as timm builds them
 patches the families use, without final norm and pooling. GELU is exact (erf), and LayerNorm's epsilon is 1e-6.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vla_ros_models.engine.ops import TowerOps
 from vla_ros_models.engine.shapes import TowerShape
+from vla_ros_models.engine.tower_ops import TowerOps
 
 LAYER_NORM_EPS = 1e-6
 
@@ -154,7 +154,8 @@ class VisionBackbone(nn.Module):
 
     def __init__(self, towers: tuple[TowerShape, ...], film: int = 0) -> None:
         super().__init__()
-        self.featurizer = VisionTower(towers[0], film)
+        # None where another GPU has the tower.
+        self.featurizer: VisionTower | None = VisionTower(towers[0], film)
         self.fused_featurizer = VisionTower(towers[1], film) if len(towers) > 1 else None
         # These constants have values even while the parameters are on "meta".
         mean = [value for tower in towers for value in tower.mean]
@@ -163,8 +164,19 @@ class VisionBackbone(nn.Module):
         self.register_buffer("std", torch.tensor(std, device="cpu").view(1, -1, 1, 1), persistent=False)
 
     @property
+    def placed(self) -> dict[int, VisionTower]:
+        """The towers here by their number."""
+        both = self.featurizer, self.fused_featurizer
+        return {index: tower for index, tower in enumerate(both) if tower is not None}
+
+    @property
     def towers(self) -> list[VisionTower]:
-        return [self.featurizer] if self.fused_featurizer is None else [self.featurizer, self.fused_featurizer]
+        return list(self.placed.values())
+
+    def keep(self, wanted: Callable[[int], bool]) -> None:
+        """Remove all towers but those whose number is ``wanted``."""
+        self.featurizer = self.featurizer if wanted(0) else None
+        self.fused_featurizer = self.fused_featurizer if wanted(1) else None
 
     def normalize(self, images: Tensor) -> Tensor:
         """Normalise RGB images, uint8 [B, H, W, 3], to float32 [B, 3 * towers, H, W].
@@ -181,7 +193,7 @@ class VisionBackbone(nn.Module):
         ``film`` holds each tower's :meth:`VisionTower.modulations`, or is empty.
         """
         features = []
-        for index, tower in enumerate(self.towers):
+        for index, tower in self.placed.items():
             patches = tower.patch_embed(pixels[:, 3 * index : 3 * index + 3])
             features.append(torch.empty_like(patches))
             tower.run(TowerOps(), patches, tower.prefix(), features[-1], film[index] if film else None)

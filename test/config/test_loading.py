@@ -55,7 +55,7 @@ TWO = {
         ),
         ({"policy.chekpoint": "x"}, "policy.chekpoint: no such parameter; did you mean 'policy.checkpoint'?"),
         ({"rate_hz": 5.0}, "did you mean 'control.rate_hz'?"),
-        ({"topics.status": "/s"}, "topics.status: removed; the topic is ~/status; another name is a remap"),
+        ({"topics.status": "/s"}, "topics.status: removed; the topic is ~/status; to rename it: --ros-args -r"),
         ({"takeover.rate_hz": 30.0}, "takeover.rate_hz: removed; a person's steps have 50 Hz"),
         (
             {"control.rate_hz": "fast"},

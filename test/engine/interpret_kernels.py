@@ -12,6 +12,7 @@ from triton.runtime import interpreter
 from vla_ros_models.engine.decoder import decode, parallel, verify
 from vla_ros_models.engine.kernel_check import check_products
 from vla_ros_models.engine.ops import Ops, prompt_positions, rounded
+from vla_ros_models.engine.ranks import Ranks
 from vla_ros_models.engine.shapes import DecoderShape
 from vla_ros_models.engine.stream import KVCache, Positions, Stream
 from vla_ros_models.engine.tile_configs import PACKED_ROWS, SKINNY, Tile
@@ -255,6 +256,16 @@ def compare(kind: str, name: str) -> None:
 
     if dtype != torch.float32 and kind == "none":
         check_products(ours, weights)  # what the engine asks itself at the start
+    split = TritonOps(lambda work: QUANTIZED_TILES.get(work.kernel) if kind != "none" else None, ranks=Ranks())
+    cache = poisoned(weights)
+    verify(weights, split, cache, tokens[:, :5], start)
+    logits = verify(weights, split, cache, tokens, start + torch.tensor([5, 3]))
+    close("verify of a shard", logits, results[1][0], bound)
+    single = verify(weights, split, KVCache.allocate(weights, 1, 40), tokens[:1, :1], start[:1])
+    close("a single row of a shard", single[0, 0], alone[0, 0], bound)
+    added = split.add(weights, Stream(hidden.clone()), mixed, layer.o_proj, at[0])
+    expected = theirs.add(weights, Stream(hidden), mixed, layer.o_proj, at[1])
+    close("residual of a shard", split.norm(weights, added), theirs.norm(weights, expected), bound)
     if layer.qkv.packed:
         many_groups(weights, kind, dtype, bound)
     print("equal", kind)

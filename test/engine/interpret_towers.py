@@ -20,7 +20,7 @@ from vla_ros.vision.processors import (
 from vla_ros.vision.resample import bilinear_crop, lanczos3_steps
 from vla_ros_models.engine import resample
 from vla_ros_models.engine.kernels import resample as kernels
-from vla_ros_models.engine.ops import TowerOps
+from vla_ros_models.engine.tower_ops import TowerOps
 from vla_ros_models.engine.triton_ops import TritonTowerOps
 from vla_ros_models.oft.processing import OFTResize
 from vla_ros_models.openvla.loading import build_empty

@@ -13,8 +13,8 @@ import torch
 
 from tools.checkpoints.tiny import random_weights, tiny_architecture
 from vla_ros_models.engine.device_errors import EngineMismatchError
-from vla_ros_models.engine.ops import TowerOps
 from vla_ros_models.engine.runner import CudaRunner
+from vla_ros_models.engine.tower_ops import TowerOps
 from vla_ros_models.openvla import network
 from vla_ros_models.openvla.loading import build_empty
 from vla_ros_models.openvla.network import VisionEncoder, check_vision, checked_encoder

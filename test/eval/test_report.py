@@ -7,7 +7,7 @@ import numpy as np
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
 from vla_ros_lab.eval import report
-from vla_ros_lab.eval.demo import make_figures, render
+from vla_ros_lab.eval.demo import make_figures, render_report
 from vla_ros_lab.eval.results import Score, Trace
 
 
@@ -43,7 +43,7 @@ STATS = {
 
 def rendered(scores=EPISODES, config: Config = CONFIG, stats=STATS) -> str:
     figures = {**make_figures(config, "lockstep", scores, stats), "controls": {"dim": 0.5}, "wall_s": 3.2}
-    return render(figures, scores, config, stats["latency_samples_ms"])
+    return render_report(figures, scores, config, stats["latency_samples_ms"])
 
 
 def test_report_is_one_well_formed_file_that_fetches_nothing():

@@ -10,8 +10,9 @@ from torch.nn import functional
 from tools.train.labels import KINDS
 from tools.train.network import sincos_positions
 from tools.train.recipe import FlowNetworkRecipe
-from vla_ros_models.engine.ops import TowerOps, rotate
+from vla_ros_models.engine.ops import rotate
 from vla_ros_models.engine.shapes import DecoderShape, TowerShape
+from vla_ros_models.engine.tower_ops import TowerOps
 from vla_ros_models.pi.architecture import PI05, PiArchitecture, gemma
 from vla_ros_models.pi.network import RMS_EPS, GemmaParameters, PiNetwork, rotary_tables_like
 

@@ -136,7 +136,7 @@ def initialize(trainee: Trainee, seed: int) -> None:
     """
     generator = torch.Generator().manual_seed(seed)
     depth = {
-        "vision_backbone": len(trainee.model.vision_backbone.featurizer.blocks),
+        "vision_backbone": len(trainee.model.vision_backbone.towers[0].blocks),
         "language_model": trainee.model.architecture.llm.layers,
     }
     for name, parameter in trainee.named_parameters():

@@ -150,7 +150,7 @@ def stop(operator: Operator, seconds: float) -> int:
     return 0
 
 
-def ask(operator: Operator, nodes: list[RemoteNode], service: str, **fields: Any) -> int:
+def call_each(operator: Operator, nodes: list[RemoteNode], service: str, **fields: Any) -> int:
     """Call a service of each node and print the answers; return 1 unless all agree."""
     answers = {node.name: node.call(service, **fields) for node in nodes}
     operator.wait(lambda: all(future.done() for future in answers.values()))
@@ -170,7 +170,7 @@ def instruct(operator: Operator, node: RemoteNode, text: str) -> int:
     return 0 if taken else 1
 
 
-def show(operator: Operator, nodes: list[RemoteNode], file: str) -> int:
+def show_status(operator: Operator, nodes: list[RemoteNode], file: str) -> int:
     """Print what the nodes say of themselves, or write it to ``file`` as JSON."""
     operator.wait(lambda: all(node.status for node in nodes))
     for node in nodes:
@@ -207,10 +207,12 @@ def run(arguments: argparse.Namespace) -> int:
             return stop(operator, arguments.timeout)
         nodes = operator.find(arguments.timeout, lambda node: node.hears)
         if command == "status":
-            return show(operator, nodes, arguments.json)
+            return show_status(operator, nodes, arguments.json)
         if command == "disarm":
-            return ask(operator, nodes, "enable", data=False)
+            return call_each(operator, nodes, "enable", data=False)
         node = operator.the_only(nodes)
         if command == "instruct":
             return instruct(operator, node, arguments.text)
-        return ask(operator, [node], "enable", data=True) if command == "arm" else ask(operator, [node], "reset")
+        if command == "arm":
+            return call_each(operator, [node], "enable", data=True)
+        return call_each(operator, [node], "reset")

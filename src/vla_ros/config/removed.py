@@ -2,12 +2,12 @@
 
 from vla_ros.config import node_topics
 
-_TOPICS = {name.lower(): topic for name, topic in vars(node_topics).items() if name.isupper()}
+_TOPICS = [topic for name, topic in vars(node_topics).items() if name.isupper()]
 
 REMOVED = {
     **{
-        f"topics.{name}": f"the topic is {topic}; another name is a remap: --ros-args -r {topic}:=/other"
-        for name, topic in _TOPICS.items()
+        "topics." + topic.rpartition("/")[2]: f"the topic is {topic}; to rename it: --ros-args -r {topic}:=/other"
+        for topic in _TOPICS
     },
     "policy.max_instruction_length": "instructions have at most 500 characters; leave it out",
     "takeover.deadzone": "axes of the Joy nearer to 0 than 0.1 are 0; set the driver's own (joy: deadzone)",

@@ -47,7 +47,7 @@ class RunPolicy:
         kind = wiring.graph.action(_TYPE)
         self._make_result, self._make_feedback = kind.Result, kind.Feedback
         wiring.action_server(_TYPE, "~/run_policy", self._accept, self._start, self._cancel)
-        wiring.subscribe("std_msgs/msg/Bool", node_topics.SUCCESS, self._on_success, "request")
+        wiring.subscribe("std_msgs/msg/Bool", node_topics.RUN_SUCCESS, self._on_success, "request")
         wiring.timer(_PERIOD, self._look)
         wiring.on_close(self._close)
 
@@ -75,7 +75,7 @@ class RunPolicy:
 
     def _on_success(self, message: Any) -> None:
         if message.data and self._goal is not None:
-            self._end(SUCCEEDED, f"true on {node_topics.SUCCESS}")
+            self._end(SUCCEEDED, f"true on {node_topics.RUN_SUCCESS}")
 
     def _close(self) -> None:
         if self._goal is not None:

@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         save_text(arguments.json, json.dumps(figures, indent=2) + "\n")
     if arguments.report is not None:
-        save_text(arguments.report, render(figures, scores, config, stats.get("latency_samples_ms", {})))
+        save_text(arguments.report, render_report(figures, scores, config, stats.get("latency_samples_ms", {})))
     for what, path in {"results": arguments.json, "report": arguments.report, "bag": arguments.record}.items():
         if path is not None:
             _CONSOLE.print(f"{what}: {path}", markup=False, soft_wrap=True)
@@ -211,7 +211,7 @@ def make_figures(config: Config, mode: str, scores: Sequence[Score], stats: Mapp
     }
 
 
-def render(
+def render_report(
     figures: Mapping[str, Any], scores: Sequence[Score], config: Config, samples: Mapping[str, Sequence[float]]
 ) -> str:
     """Return the HTML report; ``samples`` are individual measurements of stages, in milliseconds."""

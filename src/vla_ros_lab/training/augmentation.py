@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vla_ros.types import UInt8Array
-from vla_ros_models.training import Augment, unchanged
+from vla_ros_models.training import Augment, as_it_is
 
 Image = NDArray[Any]
 
@@ -131,5 +131,5 @@ def _back(planes: Tensor) -> Image:
 
 
 AUGMENTATIONS: Mapping[str, Augment] = {
-    "none": unchanged, "openpi": _openpi, "openvla": _openvla, "lerobot": _lerobot
+    "none": as_it_is, "openpi": _openpi, "openvla": _openvla, "lerobot": _lerobot
 }  # fmt: skip

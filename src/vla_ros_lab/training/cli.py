@@ -98,9 +98,10 @@ def run(arguments: argparse.Namespace) -> int:
     from vla_ros_lab.report.page import to_stdout
 
     if not arguments.check:
-        from vla_ros_lab.training.command import fine_tune
+        from vla_ros_lab.training.command import fine_tune, require_outputs
 
-        return fine_tune(arguments)
+        require_outputs(arguments)
+        return fine_tune(arguments, *open_data(arguments), read_options(arguments))
     printed = to_stdout(json=arguments.json)
     _, _, report = open_data(arguments)
     if arguments.json is not None:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from vla_ros.errors import VlaRosError
 from vla_ros.types import IntArray
 from vla_ros_lab.training.samples import Samples
-from vla_ros_models.training import Augment, Prepared, SampleInputs, unchanged
+from vla_ros_models.training import Augment, Prepared, SampleInputs, as_it_is
 
 
 @lru_cache(maxsize=2)
@@ -36,7 +36,7 @@ class SampleStream(Dataset[Prepared]):
     episodes: Sequence[range]
     inputs: SampleInputs
     seed: int
-    augment: Augment = unchanged
+    augment: Augment = as_it_is
 
     def __getitem__(self, position: int) -> Prepared:
         chosen = tuple(self.episodes)

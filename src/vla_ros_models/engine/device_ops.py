@@ -6,14 +6,17 @@ from typing import Any
 
 import torch
 
-from vla_ros_models.engine.ops import Ops, TowerOps
+from vla_ros_models.engine.ops import Ops
+from vla_ros_models.engine.ranks import Ranks
 from vla_ros_models.engine.tile_configs import SIMULATE, MeasuredTile, unmeasured
 from vla_ros_models.engine.tile_store import tiles_of
+from vla_ros_models.engine.tower_ops import TowerOps
 
 
-def make_ops(device: torch.device) -> Ops:
+def make_ops(device: torch.device, ranks: Ranks | None = None) -> Ops:
+    """Return the operations of a Llama, or of the shards that ``ranks`` have of it."""
     module = _module(device, "triton_ops")
-    return Ops() if module is None else module.TritonOps(measured_on(device))
+    return Ops(ranks) if module is None else module.TritonOps(measured_on(device), ranks=ranks)
 
 
 def make_tower_ops(device: torch.device) -> TowerOps:

@@ -13,7 +13,8 @@ import torch
 import triton
 from torch import Tensor
 
-from vla_ros_models.engine.kernels import flow, flow_ends, linear, pointwise
+from vla_ros_models.engine.kernels import flow, flow_ends, linear, pointwise, shards
+from vla_ros_models.engine.ranks import Ranks
 from vla_ros_models.engine.stream import KVCache, Positions, Rows, Stream
 from vla_ros_models.engine.tile import Tile
 from vla_ros_models.engine.tile_configs import (
@@ -45,9 +46,10 @@ class PrescaledStream(Stream):
 
 @dataclass(frozen=True)
 class DecodingRows:
-    """Few rows with norms of kind ``rms``, and weights of any kind."""
+    """Few rows with norms of kind ``rms``, and weights of any kind, or ``ranks``' shards of them."""
 
     measured: MeasuredTile
+    ranks: Ranks | None = None
 
     def gather(self, weights: DecoderWeights, table: Tensor, index: Tensor, norm: int) -> PrescaledStream:
         """Begin a stream with rows ``index`` of ``table``; products take inputs of ``weights.rows_dtype``."""
@@ -93,11 +95,30 @@ class DecodingRows:
         """Add a product to the stream; changes the tensors of ``stream``."""
         assert isinstance(rows, Tensor)
         norm, config, rows = stream.norm + 1, self._tile(matrix, rows), rows.contiguous()
+        if self.ranks is not None:
+            return self._add_shards(self.ranks, weights, stream, rows, matrix, config)
         linear.add_kernel[_grid(rows, matrix.outputs // config.block_n)](
             rows, *matrix.operands, stream.hidden, weights.norms[norm], stream.scaled, stream.next_squares,
             stream.squares, rows.shape[0] * rows.shape[1], matrix.outputs, **_constants(matrix, config, rows),
         )  # fmt: skip
         # Swap the sums: the kernel has reset the used ones to zero, for the norm after the next.
+        return replace(stream, norm=norm, squares=stream.next_squares, next_squares=stream.squares)
+
+    def _add_shards(
+        self, ranks: Ranks, weights: DecoderWeights, stream: PrescaledStream, rows: Tensor, matrix: Matrix,
+        config: Tile,
+    ) -> PrescaledStream:  # fmt: skip
+        """Add the sum of all ranks' products, in float32: rounded once, as a whole product is."""
+        norm, count, width = stream.norm + 1, rows.shape[0] * rows.shape[1], matrix.outputs
+        product = rows.new_empty(*rows.shape[:2], width, dtype=torch.float32)
+        linear.product_kernel[_grid(rows, width // config.block_n)](
+            rows, *matrix.operands, product, count, width, **_constants(matrix, config, rows)
+        )
+        ranks.sum(product)
+        shards.add_sum_kernel[(count,)](
+            product, stream.hidden, weights.norms[norm], stream.scaled, stream.next_squares, N=width,
+            BLOCK=triton.next_power_of_2(width), num_warps=8,
+        )  # fmt: skip
         return replace(stream, norm=norm, squares=stream.next_squares, next_squares=stream.squares)
 
     def lm_head(self, weights: DecoderWeights, stream: PrescaledStream, matrix: Matrix) -> Tensor:

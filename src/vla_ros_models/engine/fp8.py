@@ -5,6 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from vla_ros_models.engine.lowbit import Reduce, unchanged
 from vla_ros_models.engine.tile_configs import gpu_of
 
 FP8 = torch.float8_e4m3fn
@@ -20,10 +21,13 @@ def runs_on(device: torch.device) -> bool:
     return device.type == "cpu" or gpu_of(device).capability >= CAPABILITY
 
 
-def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise rows [..., K]; return the FP8 values and their scales, float32 [..., 1]."""
+def quantize(rows: Tensor, largest: Reduce = unchanged) -> tuple[Tensor, Tensor]:
+    """Quantise rows [..., K]; return the FP8 values and their scales, float32 [..., 1].
+
+    ``largest`` is as in :func:`vla_ros_models.engine.lowbit.quantize_int8`.
+    """
     wide = rows.float()
-    scale = wide.abs().amax(-1, keepdim=True).clamp_min(1e-12) / LARGEST
+    scale = largest(wide.abs().amax(-1, keepdim=True)).clamp_min(1e-12) / LARGEST
     return (wide / scale).to(FP8), scale
 
 

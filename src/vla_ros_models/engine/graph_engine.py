@@ -2,12 +2,13 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from vla_ros.types import RawImage
 from vla_ros_models.engine.device_errors import explain_device_errors
 from vla_ros_models.engine.ops import Ops
 from vla_ros_models.engine.passes import Passes
+from vla_ros_models.engine.ranks import Ranks
 from vla_ros_models.engine.resizer import ImageResizer
 from vla_ros_models.engine.runner import Runner, Stage, make_runner
 
@@ -89,19 +91,21 @@ class GraphCache(Generic[P]):
     A prompt runs on the shortest captured graphs that fit it. If a shorter length would fit, a second thread
     captures it; until then, the prompt runs on longer graphs or, if there are none, without graphs. ``build``
     creates the stages of a length with their own buffers, ``prepare`` captures them. Without ``background``, the
-    calling thread captures a missing length immediately.
+    calling thread captures a missing length immediately, unless that is not ``quick`` and longer graphs fit.
 
     Attributes:
         failures: Lengths whose capture failed, with the reason.
     """
 
     def __init__(
-        self, buckets: Buckets, build: Callable[[int], P], prepare: Callable[[P], None], background: bool = True
-    ) -> None:
+        self, buckets: Buckets, build: Callable[[int], P], prepare: Callable[[P], None], background: bool = True,
+        quick: bool = True,
+    ) -> None:  # fmt: skip
         self._buckets = buckets
         self._build = build
         self._prepare = prepare
         self._worker = ThreadPoolExecutor(1, "capture") if background else None
+        self._quick = quick
         self._captures: dict[int, Future[None]] = {}
         self._ready: dict[int, P] = {}
         self._plain: dict[int, P] = {}
@@ -121,18 +125,22 @@ class GraphCache(Generic[P]):
     def take(self, prompt: int) -> P:
         """Return stages that can run a prompt of this many tokens now."""
         best = self._buckets.require(prompt)
-        if self._worker is None and best not in self.failures:
+        longer = self._buckets.choose(prompt, self.ready)
+        if self._worker is None and best not in self.failures and (self._quick or longer is None):
             self.ensure(best)
         if best in self._ready:
             return self._ready[best]
         if self._worker is not None and best not in self._captures:
             self._captures[best] = self._worker.submit(self._work, best)
-        longer = self._buckets.choose(prompt, self.ready)
         if longer is not None:
             return self._ready[longer]
         if best not in self._plain:
             self._plain[best] = self._build(best)
         return self._plain[best]
+
+    def at(self, length: int) -> P:
+        """Return captured stages."""
+        return self._ready[length]
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the captures in the background; return False after ``timeout`` seconds (None: never)."""
@@ -158,11 +166,28 @@ class StageGraphs:
     """Static buffers and the stages over them by name: as functions, or captured as graphs."""
 
     stages: dict[str, Stage]
+    checks: Mapping[str, Callable[[], Any]] = MappingProxyType({})
+    """Further functions over the buffers, which are never captured."""
+    key = ""
+    """Kind of batch and padded length, which name the graphs to other ranks."""
 
     def capture(self, runner: Runner) -> None:
         """Replace the stages with captured graphs."""
         with torch.inference_mode():
             self.stages = {name: runner.capture(stage) for name, stage in self.stages.items()}
+
+    def lead(self, tell: Callable[[str], None]) -> None:
+        """Call ``tell`` with the name of a stage or check before it runs."""
+
+        def leading(name: str, run: Callable[[], Any]) -> Callable[[], Any]:
+            def told() -> Any:
+                tell(name)
+                return run()
+
+            return told
+
+        self.stages = {name: leading(name, stage) for name, stage in self.stages.items()}
+        self.checks = {name: leading(name, check) for name, check in self.checks.items()}
 
 
 K = TypeVar("K", bound=Hashable)
@@ -191,13 +216,19 @@ class StageClock:
 class GraphEngine(ABC, Generic[K, G]):
     """An engine with one graph cache per kind of batch, for images of ``size`` (height, width). Not thread-safe.
 
-    ``runner`` defaults to that of ``device``.
+    ``runner`` defaults to that of ``device``. If the engine is split over ``ranks``, that of rank 0 answers and
+    leads the others, which call :meth:`follow`; kinds are then integers, and nothing is captured in the background,
+    because all ranks must run their stages in the same order.
     """
 
     def __init__(
-        self, device: torch.device, size: tuple[int, int], buckets: Buckets, runner: Runner | None = None
-    ) -> None:
+        self, device: torch.device, size: tuple[int, int], buckets: Buckets, runner: Runner | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:  # fmt: skip
         self.runner, self.buckets, self.device = runner or make_runner(device), buckets, device
+        self._ranks = Ranks() if ranks is None else ranks
+        if self._ranks.count > 1:
+            self.runner.watch = self._ranks.check
         self._resizer = ImageResizer(size, device, self.runner)
         self._caches: dict[K, GraphCache[G]] = {}
         self._lost: DeviceLostError | None = None
@@ -226,13 +257,26 @@ class GraphEngine(ABC, Generic[K, G]):
         self._resizer.clear()
         self.runner.close()
 
+    @torch.inference_mode()
+    def follow(self) -> None:
+        """Obey rank 0 until it ends."""
+        with self.runner.stream():
+            for order in self._ranks.orders():
+                name, kind, length = order.split()
+                cache = self._of(int(kind))  # type: ignore[arg-type]
+                if name == "capture":
+                    cache.ensure(int(length))
+                    continue
+                graphs = cache.at(int(length))
+                {**graphs.stages, **graphs.checks}[name]()
+
     @contextmanager
-    def _running(self) -> Iterator[None]:
+    def _running(self, loading: bool = False) -> Iterator[None]:
         """Run the enclosed code on the device; once the device is lost, raise the same error every time."""
         if self._lost is not None:
             raise self._lost
         try:
-            with explain_device_errors(self.device), self.runner.stream():
+            with self._ranks.running(loading), explain_device_errors(self.device), self.runner.stream():
                 yield
         except DeviceLostError as error:
             self._lost = error
@@ -240,17 +284,36 @@ class GraphEngine(ABC, Generic[K, G]):
 
     def _capture(self, kind: K, prompts: Sequence[int]) -> None:
         """Capture graphs for prompts of these lengths in tokens. Raises ConfigError if a prompt is too long."""
-        with self._running():
-            for length in sorted({self.buckets.require(prompt) for prompt in prompts}, reverse=True):
+        lengths = {self.buckets.require(prompt) for prompt in prompts}
+        if self._ranks.count > 1:  # later it would interrupt inferences
+            lengths = {length for length in self.buckets.lengths if min(lengths) <= length <= max(lengths)}
+        with self._running(loading=True):
+            for length in sorted(lengths, reverse=True):
                 self._of(kind).ensure(length)
 
     def _of(self, kind: K) -> GraphCache[G]:
         if kind not in self._caches:
-            build = partial(self._build, kind)
+            build, background = partial(self._build_on_all, kind), self.runner.graphs and self._ranks.count == 1
             self._caches[kind] = GraphCache(
-                self.buckets, build, lambda graphs: graphs.capture(self.runner), self.runner.graphs
+                self.buckets, build, self._prepare, background, quick=not self.runner.graphs
             )
         return self._caches[kind]
+
+    def _build_on_all(self, kind: K, length: int) -> G:
+        if self._leads:
+            self._ranks.tell(f"capture {kind} {length}")
+        graphs = self._build(kind, length)
+        graphs.key = f"{kind} {length}"
+        return graphs
+
+    def _prepare(self, graphs: G) -> None:
+        graphs.capture(self.runner)
+        if self._leads:
+            graphs.lead(lambda name: self._ranks.tell(f"{name} {graphs.key}"))
+
+    @property
+    def _leads(self) -> bool:
+        return self._ranks.count > 1 and self._ranks.rank == 0
 
     def _upload(self, images: Sequence[NDArray[Any] | RawImage], target: Tensor, clock: StageClock) -> None:
         """Copy images of the target's size, or resize camera images. Raises ConfigError if both are mixed."""

@@ -11,10 +11,21 @@ for mma.m16n8k16"). So unpacked values need not move between lanes or through sh
 word become the two bfloat16 values of a register.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from vla_ros.errors import ConfigError
+
+Reduce = Callable[[Tensor], Tensor]
+"""Combines the tensors that several ranks pass to it."""
+
+
+def unchanged(tensor: Tensor) -> Tensor:
+    """Combine the tensors of a single rank."""
+    return tensor
+
 
 FRAGMENT_N = 8
 """Outputs per fragment."""
@@ -74,8 +85,10 @@ def unpack_weights(words: Tensor, bits: int) -> Tensor:
     return parts.reshape(fragments * FRAGMENT_N, count * k_group(bits))
 
 
-def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_int8(weight: Tensor, largest: Reduce = unchanged) -> tuple[Tensor, Tensor]:
     """Quantise a weight [N, K] to 8 bits: the largest magnitude of each output becomes 127.
+
+    ``largest`` finds the largest magnitudes of a whole weight from those of ``weight``, a shard of its inputs.
 
     Returns words int32 [N / 8, K-groups, 128], packed by :func:`pack_weights` with bytes in two's
     complement, and scales float32 [N / 8, 8]. Raises ConfigError if N is not a multiple of 16, the outputs of one
@@ -83,7 +96,7 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """
     check_outputs(weight, 8)
     wide = weight.float()
-    scale = wide.abs().amax(dim=1).clamp_min(1e-12) / 127.0  # [N]
+    scale = largest(wide.abs().amax(dim=1)).clamp_min(1e-12) / 127.0  # [N]
     numbers = (wide / scale[:, None]).round_().to(torch.int8)
     return pack_weights(widen(numbers), 8), scale.view(-1, FRAGMENT_N)
 
@@ -98,9 +111,10 @@ GROUP = k_group(4)
 """Inputs that share a scale and a zero point; the width is padded to whole groups with zeros."""
 
 
-def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_int4(weight: Tensor, largest: Reduce = unchanged) -> tuple[Tensor, Tensor]:
     """Quantise a weight [N, K] to 4 bits: 15 steps over each group's range, which is extended to include zero.
 
+    A group is within a shard, so ``largest`` is not used.
     Returns words int32 [N / 8, groups, 128], packed by :func:`pack_weights`, and the grid int32 [N / 8,
     groups, 8]. A grid entry holds two bfloat16: the scale in its lower half, and in its upper half -128 - zero
     point, which a kernel adds to 128 + nibble. Raises ConfigError if N is not a multiple of 16, the outputs of one

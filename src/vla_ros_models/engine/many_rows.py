@@ -5,9 +5,10 @@ import triton
 from torch import Tensor
 
 from vla_ros_models.engine import fp8
-from vla_ros_models.engine.kernels import lowbit, pointwise
+from vla_ros_models.engine.kernels import lowbit, pointwise, shards
 from vla_ros_models.engine.lowbit import ALIGN_K, FRAGMENT_N
 from vla_ros_models.engine.ops import project, rounds
+from vla_ros_models.engine.ranks import Ranks
 from vla_ros_models.engine.stream import KVCache, Positions, QuantizedRows, Rows, ScaledProduct, Stream
 from vla_ros_models.engine.tile_configs import (
     MeasuredTile,
@@ -29,8 +30,8 @@ class ManyRows:
     operation that writes the stream.
     """
 
-    def __init__(self, measured: MeasuredTile) -> None:
-        self._measured = measured
+    def __init__(self, measured: MeasuredTile, ranks: Ranks | None = None) -> None:
+        self._measured, self._ranks = measured, ranks
 
     def qkv(
         self,
@@ -69,6 +70,11 @@ class ManyRows:
         norm = stream.norm + 1
         if weights.shape.norm != "rms":
             return self.add_norm(weights, stream.hidden, project(rows, matrix), norm, positions)
+        if self._ranks is not None:  # added by the next norm's kernel
+            total = torch.empty_like(stream.hidden)
+            self._multiply_shard(rows, matrix, total)
+            self._ranks.sum(total)
+            return Stream(stream.hidden, norm, ScaledProduct(total, None, None))
         if matrix.kind == "fp8":  # scaled and added by the next norm's kernel
             return Stream(stream.hidden, norm, _fp8_product(rows, matrix))
         sums = self._product(rows, matrix, stream.hidden, add=True)
@@ -100,6 +106,15 @@ class ManyRows:
         out = torch.empty_like(stream.hidden)
         normalize(weights, stream, QuantizedRows(out, out))
         return out
+
+    def _multiply_shard(self, rows: Rows, matrix: Matrix, out: Tensor) -> None:
+        """Write a rank's part of a product to ``out`` [B, R, N]."""
+        if matrix.kind != "fp8":
+            self._product(rows, matrix, out)
+            return
+        width = matrix.outputs
+        grid = (out.numel() // width, triton.cdiv(width, 2048))
+        shards.scale_kernel[grid](*_fp8_product(rows, matrix), out, N=width, BLOCK=2048)
 
     def _normed_product(self, weights: DecoderWeights, stream: Stream, matrix: Matrix) -> ScaledProduct:
         """Normalise rows and multiply them by ``matrix``; the scales are valid only for ``fp8`` weights."""

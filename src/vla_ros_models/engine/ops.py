@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from vla_ros_models.engine import fp8, lowbit
 from vla_ros_models.engine.guidance import euler_step, predict_velocity
+from vla_ros_models.engine.ranks import Ranks
 from vla_ros_models.engine.stream import Guide, KVCache, Positions, QuantizedRows, Rows, Stream
 from vla_ros_models.engine.tile_configs import SKINNY
 from vla_ros_models.engine.weights import DecoderWeights, Matrix, dequantize
@@ -29,6 +30,17 @@ class Ops:
 
     few: "Ops | None" = None
     """The operations for few rows with norms of kind ``rms_float32``, if they are others."""
+
+    ranks: Ranks | None = None
+    """The ranks of which each has a shard of the decoder; None for a whole decoder."""
+
+    def __init__(self, ranks: Ranks | None = None) -> None:
+        self.ranks = ranks
+
+    def share(self, tensor: Tensor) -> None:
+        """Copy a contiguous tensor from rank 0 to all ranks."""
+        if self.ranks is not None:
+            self.ranks.copy(tensor)
 
     def require(self, weights: DecoderWeights) -> None:
         """Raise EngineMismatchError if there are no kernels for the decoder that ``weights`` describe."""
@@ -174,7 +186,10 @@ class Ops:
         self, weights: DecoderWeights, stream: Stream, rows: Rows, matrix: Matrix, positions: Positions
     ) -> Stream:
         """Return ``stream + [gate *] rows @ matrix.T`` before the next norm; may overwrite ``stream``."""
-        branch, hidden = _linear(rows, matrix)[0].to(stream.hidden.dtype), stream.hidden
+        branch, hidden = _linear(rows, matrix)[0], stream.hidden
+        if self.ranks is not None:
+            branch = self.ranks.sum(branch.float())
+        branch = branch.to(hidden.dtype)
         norm = weights.norms[stream.norm]
         if norm.ndim > 1 and norm.shape[1] == 3:
             branch = branch * _at_times(norm[:, 2], positions).to(branch.dtype)
@@ -192,8 +207,15 @@ class Ops:
 
     def lm_head(self, weights: DecoderWeights, stream: Stream) -> Tensor:
         """Apply the last norm and the head: float32 logits [B, R, vocab]."""
+        return self.logits(weights, self.norm(weights, stream))
+
+    def logits(self, weights: DecoderWeights, states: Tensor) -> Tensor:
+        """Apply the head to normed ``states`` [B, R, hidden]: float32 logits [B, R, vocab]."""
         assert weights.lm_head is not None
-        return _linear(self.norm(weights, stream), weights.lm_head)[0].float()
+        return self._whole(_linear(states, weights.lm_head)[0].float())
+
+    def _whole(self, logits: Tensor) -> Tensor:
+        return logits if self.ranks is None else self.ranks.gather(logits)
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return greedy tokens, int64 [B, R], and their margins over the second-best logits, float32 [B, R].
@@ -338,61 +360,3 @@ def rounds(rows: Rows, matrix: Matrix) -> bool:
     return matrix.kind == "fp8" or (
         matrix.kind == "int4" and rows.dtype != torch.float32 and fp8.runs_on(rows.device)
     )
-
-
-class TowerOps:
-    """The operations of vision towers, in plain torch."""
-
-    def patch_width(self, patch: int) -> int:
-        """Return the number of values per patch from :meth:`patchify`: pixels, then zeros."""
-        return 3 * patch * patch
-
-    def patchify(self, images: Tensor, table: Tensor, patch: int) -> Tensor:
-        """Split uint8 images [B, H, W, 3] into patches, [towers, B, patches, patch_width], channels first.
-
-        ``table`` [towers, 3, 256] maps a byte to its normalised value and gives the type; H and W are multiples of
-        ``patch``.
-        """
-        batch, height, width, _ = images.shape
-        grid = images.view(batch, height // patch, patch, width // patch, patch, 3)
-        rows = grid.permute(0, 1, 3, 5, 2, 4).reshape(batch, -1, 3, patch * patch).int()
-        rows += 256 * torch.arange(3, dtype=torch.int32, device=images.device)[:, None]
-        return table.flatten(1)[:, rows.flatten(2)]
-
-    def embed(
-        self, patches: Tensor, positions: Tensor, prefix: Tensor, norm: nn.LayerNorm
-    ) -> tuple[Tensor, Tensor]:
-        """Return tokens and their norm (the first norm of the first block), [B, prefix + patches, width] each.
-
-        ``positions`` [patches, width] are added only to the patches; ``prefix`` [prefix, width] comes before them.
-        """
-        tokens = torch.cat([prefix.expand(patches.shape[0], -1, -1), patches + positions], dim=1)
-        return tokens, norm(tokens)
-
-    def add_norm(
-        self,
-        tokens: Tensor,
-        branch: Tensor,
-        scale: Tensor | None,
-        norm: nn.LayerNorm,
-        film: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return ``tokens + [scale *] branch`` [B, N, width] and its norm; may overwrite ``tokens``.
-
-        With ``film`` [2, width], a factor and a shift, the sum is modulated before it is normalised and returned.
-        """
-        tokens = tokens + (branch if scale is None else branch * scale)
-        tokens = tokens if film is None else tokens * film[0] + film[1]
-        return tokens, norm(tokens)
-
-    def linear_gelu(self, tokens: Tensor, linear: nn.Linear) -> Tensor:
-        """Apply ``linear``, then the tanh form of GELU; return [B, N, outputs]."""
-        return functional.gelu(linear(tokens), approximate="tanh")
-
-    def add(self, tokens: Tensor, branch: Tensor, scale: Tensor | None, out: Tensor) -> None:
-        """Write the last rows (patches) of ``tokens + [scale *] branch`` to ``out`` [B, patches, width].
-
-        ``out`` may be a slice of columns of a wider, contiguous tensor.
-        """
-        total = tokens + (branch if scale is None else branch * scale)
-        out.copy_(total[:, total.shape[1] - out.shape[1] :])

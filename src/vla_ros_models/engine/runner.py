@@ -51,6 +51,8 @@ class TransferBuffer:
 
 _CHUNK = 2**20  # bytes; one chunk is transferred while the host copies the next
 
+_PAUSE = 1e-5  # s between two looks at an event, of which the kernel makes 60 to 70 microseconds
+
 Stage = Callable[[], None]
 """A stage over fixed buffers, without arguments or result."""
 
@@ -60,6 +62,8 @@ class Runner:
 
     graphs = False
     """True if :meth:`capture` makes stages faster."""
+    watch: Callable[[], None] | None = None
+    """Called while the host waits for the device, which may wait for a lost GPU; it may raise."""
 
     def stream(self) -> AbstractContextManager[Any]:
         """Run the enclosed code on the engine's stream."""
@@ -154,7 +158,7 @@ class CudaRunner(Runner):
         host = self._staging(tensor, "down")
         host.copy_(tensor, non_blocking=True)
         self._done.record(self._stream)
-        self._done.synchronize()
+        self._wait(self._done)
         copy: NDArray[Any] = host.numpy().copy()
         return copy
 
@@ -174,7 +178,10 @@ class CudaRunner(Runner):
         with torch.cuda.stream(self._warming):
             for _ in range(3):
                 stage()
-        self._warming.synchronize()
+        if self.watch is None:
+            self._warming.synchronize()
+        else:
+            self._wait(self._warming.record_event())
 
     def _record(self, stage: Stage) -> Stage:
         graph = torch.cuda.CUDAGraph()
@@ -215,6 +222,13 @@ class CudaRunner(Runner):
 
     def close(self) -> None:
         self._pinned.clear()
+
+    def _wait(self, event: torch.cuda.Event) -> None:
+        if self.watch is None:
+            event.synchronize()
+        while self.watch is not None and not event.query():  # type: ignore[no-untyped-call]
+            self.watch()
+            time.sleep(_PAUSE)
 
     def _staging(self, tensor: Tensor, direction: str) -> Tensor:
         key = (tensor.data_ptr(), direction)

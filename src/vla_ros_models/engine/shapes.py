@@ -7,6 +7,9 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5)
 
+MOST_GPUS = 8
+"""GPUs of one host over which a decoder is split."""
+
 
 @dataclass(frozen=True)
 class DecoderShape:

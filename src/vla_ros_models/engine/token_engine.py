@@ -76,6 +76,7 @@ class StepGraphs(StageGraphs):
             "decode": self._decode,
             "verify": self._verify,
         }
+        self.checks = {"drafted": self._drafted}
 
     def drafted_logits(self) -> tuple[Tensor, Tensor]:
         """Return the drafted rows' logits from prefill and from verification, float32 [B, D - 1, vocab] each.
@@ -83,17 +84,25 @@ class StepGraphs(StageGraphs):
         Runs without graphs on the uploaded images, a prompt with its draft in ``prompt_buffer`` and the draft's
         tokens in ``fed_buffer``.
         """
+        result: tuple[Tensor, Tensor] = self.checks["drafted"]()
+        return result
+
+    def _drafted(self) -> tuple[Tensor, Tensor]:
         self._vision()
+        self._ops.share(self.prompt_buffer.buffer)
+        self._ops.share(self.fed_buffer.buffer)
         inside = prefill(
             self._weights, self._ops, self.cache, self._patches, self.text, self.last, self.tokens.shape[1]
         )
         return inside[:, 1:], verify(self._weights, self._ops, self.cache, self.fed, self.start)
 
     def _vision(self) -> None:
+        self._ops.share(self.images)
         self._patches.copy_(self._encode(self.images))
 
     def _prefill(self) -> None:
         rows = self.tokens.shape[1]
+        self._ops.share(self.prompt_buffer.buffer)
         logits = prefill(self._weights, self._ops, self.cache, self._patches, self.text, self.last, rows)
         self._store(self.tokens, self.margins, logits)
 
@@ -106,6 +115,7 @@ class StepGraphs(StageGraphs):
         self.margins[:, 1:] = margins
 
     def _verify(self) -> None:
+        self._ops.share(self.fed_buffer.buffer)
         logits = verify(self._weights, self._ops, self.cache, self.fed, self.start)
         self._store(self.checked, self.checked_margins, logits)
 
@@ -181,16 +191,17 @@ class TokenEngine(GraphEngine[int, StepGraphs]):
     ) -> None:
         if options.drafts not in DRAFTS:
             raise ConfigError(f"policy.drafts: found {options.drafts!r}, expected one of {', '.join(DRAFTS)}")
+        self._ops = make_ops(weights.device) if ops is None else ops
         super().__init__(
             weights.device,
             options.image_size,
             Buckets.up_to(patches, options.answer, weights.shape.max_positions),
             runner,
+            self._ops.ranks,
         )
         self.options = options
         self.weights = weights
         self._encode = encode
-        self._ops = make_ops(weights.device) if ops is None else ops
         self._patches = patches
         self.guard = TOLERANCES[weights.dtype].guard if options.guard is None else options.guard
         if options.drafts != "prefill":

@@ -9,11 +9,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_ros_models.engine.device_errors import EngineMismatchError
-from vla_ros_models.engine.few_rows import DecodingRows, FlowRows, PrescaledStream, norm_constants, padded_rows
+from vla_ros_models.engine.few_rows import (
+    DecodingRows,
+    FlowRows,
+    PrescaledStream,
+    norm_constants,
+    padded_rows,
+)
 from vla_ros_models.engine.guidance import guidance_scale
 from vla_ros_models.engine.kernels import attention, flow, flow_ends, pointwise
 from vla_ros_models.engine.many_rows import ManyRows
-from vla_ros_models.engine.ops import Ops, TowerOps
+from vla_ros_models.engine.ops import Ops
+from vla_ros_models.engine.ranks import Ranks
 from vla_ros_models.engine.stream import CACHE_BLOCK, Guide, KVCache, Positions, Rows, Stream
 from vla_ros_models.engine.tile import Tile
 from vla_ros_models.engine.tile_configs import (
@@ -26,11 +33,12 @@ from vla_ros_models.engine.tile_configs import (
     precision,
     unmeasured,
 )
+from vla_ros_models.engine.tower_ops import TowerOps
 from vla_ros_models.engine.weights import DecoderWeights, Matrix
 
 
 class TritonTowerOps(TowerOps):
-    """:class:`~vla_ros_models.engine.ops.TowerOps` in Triton, over contiguous tensors."""
+    """:class:`~vla_ros_models.engine.tower_ops.TowerOps` in Triton, over contiguous tensors."""
 
     def patch_width(self, patch: int) -> int:
         """Return a multiple of 8: for rows of 588, cuBLAS's kernel takes five times as long (98 us on an H200)."""
@@ -67,11 +75,11 @@ class TritonTowerOps(TowerOps):
         norm: nn.LayerNorm,
         film: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """See :class:`~vla_ros_models.engine.ops.TowerOps`; works in place."""
+        """See :class:`~vla_ros_models.engine.tower_ops.TowerOps`; works in place."""
         return tokens, add_layer_norm(tokens, branch, norm.weight, norm.bias, norm.eps, scale, film)
 
     def linear_gelu(self, tokens: Tensor, linear: nn.Linear) -> Tensor:
-        """See :class:`~vla_ros_models.engine.ops.TowerOps`; the library's product includes the activation."""
+        """See :class:`~vla_ros_models.engine.tower_ops.TowerOps`; the library's product includes the activation."""
         rows, weight = tokens.flatten(0, 1), linear.weight.t()
         out: Tensor = torch._addmm_activation(linear.bias, rows, weight, use_gelu=True)
         return out.view(*tokens.shape[:2], -1)
@@ -115,9 +123,13 @@ class TritonOps(Ops):
     the library computes all products.
     """
 
-    def __init__(self, measured: MeasuredTile = unmeasured, skinny: int = SKINNY) -> None:
+    def __init__(
+        self, measured: MeasuredTile = unmeasured, skinny: int = SKINNY, ranks: Ranks | None = None
+    ) -> None:
+        super().__init__(ranks)
         self._measured, self.skinny = measured, skinny
-        self._decoding, self._flow, self._many = DecodingRows(measured), FlowRows(measured), ManyRows(measured)
+        self._decoding, self._many = DecodingRows(measured, ranks), ManyRows(measured, ranks)
+        self._flow = FlowRows(measured)
 
     def require(self, weights: DecoderWeights) -> None:
         shape = weights.shape
@@ -211,8 +223,8 @@ class TritonOps(Ops):
     def lm_head(self, weights: DecoderWeights, stream: Stream) -> Tensor:
         assert weights.lm_head is not None
         if isinstance(stream, PrescaledStream):
-            return self._decoding.lm_head(weights, stream, weights.lm_head)
-        return functional.linear(self.norm(weights, stream), weights.lm_head.data).float()
+            return self._whole(self._decoding.lm_head(weights, stream, weights.lm_head))
+        return self.logits(weights, self.norm(weights, stream))
 
     def attend(self, query: Tensor, cache: KVCache, index: int, positions: Positions) -> Tensor:
         keys, values = cache.keys[index], cache.values[index]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vla_ros.errors import ConfigError
 from vla_ros_models.engine import fp8, lowbit
+from vla_ros_models.engine.ranks import Ranks
 from vla_ros_models.engine.shapes import DecoderShape
 
 _ROWS_AT_ONCE = 4096
@@ -22,6 +23,9 @@ QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 
 ROLES = ("qkv", "o_proj", "gate_up", "down_proj", "lm_head")
 """Roles of a matrix. Kernels are tuned by role."""
+
+SPLIT_INPUTS = ("o_proj", "down_proj")
+"""Roles of which a rank has a shard of the inputs instead of the outputs."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +72,17 @@ class Matrix:
         return sum(part.numel() * part.element_size() for part in parts)
 
 
-def quantize(weight: Tensor, kind: str, role: str) -> Matrix:
-    """Return a weight [N, K] as a matrix of one of :data:`QUANTIZATIONS`; ``none`` keeps it dense."""
+def quantize(weight: Tensor, kind: str, role: str, largest: lowbit.Reduce = lowbit.unchanged) -> Matrix:
+    """Return a weight [N, K] as a matrix of one of :data:`QUANTIZATIONS`; ``none`` keeps it dense.
+
+    ``largest`` is as in :func:`vla_ros_models.engine.lowbit.quantize_int8`.
+    """
     if kind == "none":
         return Matrix(weight, "dense", int(weight.shape[1]), role)
     rounded = {"int8": lowbit.quantize_int8, "int4": lowbit.quantize_int4, "fp8": _round_fp8}[kind]
     # Some rows at a time: a float32 copy of the whole matrix would set the peak memory use.
-    words, scale = (torch.cat(part) for part in zip(*map(rounded, torch.split(weight, _ROWS_AT_ONCE)), strict=True))
+    parts = [rounded(part, largest) for part in torch.split(weight, _ROWS_AT_ONCE)]
+    words, scale = (torch.cat(part) for part in zip(*parts, strict=True))
     return Matrix(words, kind, int(weight.shape[1]), role, scale)
 
 
@@ -90,8 +98,8 @@ def dequantize(matrix: Matrix, dtype: torch.dtype) -> Tensor:
     return torch.cat([widen(words, scale, matrix.inputs).to(dtype) for words, scale in parts])
 
 
-def _round_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    rounded, scale = fp8.quantize(weight)
+def _round_fp8(weight: Tensor, largest: lowbit.Reduce) -> tuple[Tensor, Tensor]:
+    rounded, scale = fp8.quantize(weight, largest)
     return rounded, scale[:, 0]
 
 
@@ -170,14 +178,22 @@ class DecoderWeights:
         return self.embedding
 
 
-def fuse_layer(layer: Any, kind: str = "none", *, keep: bool = True) -> Layer:
+def fuse_layer(layer: Any, kind: str = "none", *, keep: bool = True, ranks: Ranks | None = None) -> Layer:
     """Fuse one layer of a :class:`LlamaDecoder`.
 
     With ``keep`` the module stays usable: dense weights become views of the fused weights; quantised weights are
     copies. Otherwise each weight is freed as soon as it is fused, so that at most one matrix exists twice.
+    If ``layer`` is the shard of one of several ``ranks``, all of them must fuse it together.
     """
-    groups = linears_by_role(layer)
-    return Layer.of({role: quantize(_fuse(linears, kind, keep), kind, role) for role, linears in groups.items()})
+    whole = lowbit.unchanged if ranks is None else ranks.largest
+    return Layer.of(
+        {
+            role: quantize(
+                _fuse(linears, kind, keep), kind, role, whole if role in SPLIT_INPUTS else lowbit.unchanged
+            )
+            for role, linears in linears_by_role(layer).items()
+        }
+    )
 
 
 def linears_by_role(layer: Any) -> dict[str, list[Any]]:

@@ -32,10 +32,10 @@ from vla_ros_models.training import (
     BatchLoss,
     Prepared,
     Trainable,
+    as_it_is,
     flow_time,
     pad_numbers,
     stack_arrays,
-    unchanged,
 )
 
 
@@ -190,7 +190,7 @@ class GrootInputs:
         actions: FloatArray,
         is_pad: NDArray[np.bool_],
         random: np.random.Generator,
-        augment: Augment = unchanged,
+        augment: Augment = as_it_is,
     ) -> Prepared:
         """See :class:`~vla_ros_models.training.SampleInputs`."""
         sizes, processing, unit = self.sizes, self.processing, self.sizes.vision.unit

@@ -115,21 +115,28 @@ class StepBuffers(StageGraphs):
 
     def _whole(self) -> None:
         runner = self._owner.runner
+        self._share()
         with runner.beside():  # in parallel with the towers, which do not fill the GPU
             known = self._known()
-        self._encode()
+        self._encode_images()
         runner.join()
         states = self._states(*known, [], None)
         if self._owner.model.action_head is not None:
             self.numbers.copy_(self._owner.model.action_head(states).view_as(self.numbers))
             return
-        head = self._owner.weights.lm_head
-        assert head is not None
-        tokens, margins = self._owner.ops.choose(functional.linear(states, head.data).float())
+        tokens, margins = self._owner.ops.choose(self._owner.ops.logits(self._owner.weights, states))
         self.tokens.copy_(tokens)
         self.numbers.copy_(margins.view_as(self.numbers))
 
     def _encode(self) -> None:
+        self._share()
+        self._encode_images()
+
+    def _share(self) -> None:
+        self._owner.ops.share(self.images)
+        self._owner.ops.share(self.inputs.buffer)
+
+    def _encode_images(self) -> None:
         self.patches.copy_(self._owner.encode(self.images, self.film).view_as(self.patches))
         self.sample.copy_(self.noise)
         self.step.zero_()
@@ -189,7 +196,7 @@ class ChunkInference(GraphEngine[int, StepBuffers]):
             buckets = Buckets.up_to(self.fixed, answer, most, bucket_step)
         else:
             buckets = Buckets(self.fixed, answer, tuple(range(self.fixed + answer, most + 1)))
-        super().__init__(weights.device, (side, side), buckets, runner)
+        super().__init__(weights.device, (side, side), buckets, runner, ops.ranks)
         self.model, self.weights, self.ops, self.encode = model, weights, ops, encode
         self.denoising = None
         if layout.head == "diffusion":

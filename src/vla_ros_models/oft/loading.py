@@ -26,7 +26,7 @@ from vla_ros_models.adapters import (
     refuse_rest,
     require_adapter,
 )
-from vla_ros_models.checkpoint_files import Produce, StoredTensor, from_files
+from vla_ros_models.checkpoint_files import Cut, Produce, StoredTensor, from_files
 from vla_ros_models.dequantize import read_dequantized
 from vla_ros_models.oft.network import COMPONENTS, Layout
 from vla_ros_models.openvla.architecture import Architecture
@@ -42,13 +42,12 @@ class Weights:
     loaded: dict[str, Tensor]  # tensors already in memory: components and merged vision towers
     predicts_noise: bool = False  # True if a component file declares a diffusion head
 
-    @property
-    def produce(self) -> Produce:
-        """A function that yields tensors by name."""
+    def produce(self, cut: Cut = lambda name: None) -> Produce:
+        """Return a function that yields tensors, or their parts, by name."""
 
         def produce(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
             yield from ((name, self.loaded[name]) for name in names if name in self.loaded)
-            yield from from_files(self.manifest)([name for name in names if name not in self.loaded])
+            yield from from_files(self.manifest, cut)([name for name in names if name not in self.loaded])
 
         return produce
 

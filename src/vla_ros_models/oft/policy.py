@@ -29,6 +29,7 @@ from vla_ros_models.oft.loading import Weights, layout_of, read_weights
 from vla_ros_models.oft.network import Layout, OFTModel
 from vla_ros_models.oft.processing import OFTResize
 from vla_ros_models.openvla.architecture import Architecture, read_architecture
+from vla_ros_models.openvla.loading import DECODER, build_shard
 from vla_ros_models.openvla.policy import LONG_PROMPT, NATIVE_GRIPPER, LoadedNetwork, OpenVLANetworkPolicy
 from vla_ros_models.openvla.processing import ActionBins, ActionStatistics, choose
 from vla_ros_models.openvla.prompt import PromptEncoder, PromptSession, load_prompt_encoder
@@ -141,16 +142,23 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
         architecture, layout = found.architecture, found.layout
         reserved = (layout.images - 1) * architecture.patches + layout.extras + layout.slots + 1
         prompt = load_prompt_encoder(self._base, architecture, "auto", reserved)
-        model = empty(lambda: OFTModel(architecture, layout))
+        if layout.film and self._options.gpus > 1:
+            raise ConfigError(
+                f"policy.gpus: {self._options.gpus}, but the text modulates the vision towers of this checkpoint "
+                "(FiLM), which only one GPU can run; set policy.gpus to 1"
+            )
         logger.info("%s %s: %s", self.title, self.folder.name, layout)
-        self._check(model, found.weights.manifest, where.device)
+        self._check(empty(lambda: OFTModel(architecture, layout)), found.weights.manifest)
+        model = build_shard(lambda part: OFTModel(part, layout), architecture, self._shard)
+        self._plan(model, where.device)
         return found, model, prompt
 
     def _build(
         self, opened: tuple[Description, OFTModel, PromptEncoder], where: Placement, progress: Progress
     ) -> None:
         found, model, prompt = opened
-        decoder = self._fill(model, found.weights.produce, where, progress)
+        produce = found.weights.produce(self._shard.cut(found.weights.manifest, DECODER))
+        decoder = self._fill(model, produce, where, progress)
         self.spec = found.spec
         plain = None if decoder is not None else plain_inference(model, self._options.denoising_steps)
         inference = self._make_engine(model, prompt, decoder, plain) or plain

@@ -24,7 +24,15 @@ logger = logging.getLogger(__name__)
 
 
 def choose_engine(options: CheckpointOptions, device: torch.device) -> str:
-    """Resolve ``policy.engine``: ``auto`` means ``graph`` with quantised weights, or Triton on Ampere or later."""
+    """Resolve ``policy.engine``.
+
+    ``auto`` means ``graph`` with quantised weights, on several GPUs, or with Triton on Ampere or later.
+    """
+    if options.engine == "reference" and options.gpus > 1:
+        raise ConfigError(
+            f"policy.gpus: {options.gpus} with policy.engine reference, which runs on one device; set "
+            "policy.engine to auto"
+        )
     if options.engine == "reference" and options.quantization != "none":
         raise ConfigError(
             f"policy.quantization: {options.quantization} with policy.engine reference, which runs only "
@@ -34,7 +42,7 @@ def choose_engine(options: CheckpointOptions, device: torch.device) -> str:
         return options.engine
     has_triton = device.type == "cuda" and importlib.util.find_spec("triton") is not None
     has_kernels = has_triton and torch.cuda.get_device_capability(device) >= (8, 0)
-    return "graph" if has_kernels or options.quantization != "none" else "reference"
+    return "graph" if has_kernels or options.quantization != "none" or options.gpus > 1 else "reference"
 
 
 @torch.inference_mode()

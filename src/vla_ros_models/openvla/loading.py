@@ -1,20 +1,25 @@
 """Builds the network without weights, checks a checkpoint's tensors, estimates the memory, loads the weights."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+from torch import nn
 
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros_models import weights
 from vla_ros_models.checkpoint_files import Produce, StoredTensor
+from vla_ros_models.engine.ranks import Ranks
 from vla_ros_models.engine.weights import DecoderWeights, assemble, fuse_layer
 from vla_ros_models.memory import MemoryNeeds, cache_numbers, memory_needs, prefill_numbers, tower_numbers
 from vla_ros_models.openvla.architecture import Architecture
 from vla_ros_models.openvla.network import OpenVLAModel
+from vla_ros_models.splitting import Shard
 from vla_ros_models.weights import Shapes, parameter_shapes, place
 
 # Stored in the published files although OpenVLA never uses them: norms and pooling after the last block, and rotary
@@ -23,8 +28,12 @@ _NEVER_RUN = re.compile(
     r"vision_backbone\.(fused_)?featurizer\.(norm|fc_norm|attn_pool|head)\."
     r"|language_model\.model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq$"
 )
-_LAYERS = "language_model.model.layers."
+DECODER = "language_model."
+"""The decoder's names begin with this."""
+_LAYERS = f"{DECODER}model.layers."
 _BLOCK = re.compile(r"vision_backbone\.(fused_)?featurizer\.blocks\.(\d+)\.")
+
+M = TypeVar("M", bound=OpenVLAModel)
 
 _PROMPT_TOKENS = 128
 """Prompt length that the estimate assumes; typical prompts have 20 to 40 tokens."""
@@ -39,6 +48,20 @@ BYTES = {"int8": 1.0, "fp8": 1.0, "int4": 0.5 + 4 / 128}
 def build_empty(architecture: Architecture) -> OpenVLAModel:
     """Return the network on ``meta``, ready for :func:`~vla_ros_models.weights.fill`."""
     return weights.empty(lambda: OpenVLAModel(architecture))
+
+
+def build_shard(make: Callable[[Architecture], M], architecture: Architecture, shard: Shard) -> M:
+    """Return the shard of a network that ``make`` builds, on ``meta``."""
+
+    def build() -> M:
+        model, llm = make(replace(architecture, llm=shard.shape(architecture.llm))), architecture.llm
+        if shard.count > 1:
+            model.vision_backbone.keep(shard.has_tower)
+            rows = llm.vocab_size // shard.count
+            model.language_model.lm_head = nn.Linear(llm.hidden_size, rows, bias=False)
+        return model
+
+    return weights.empty(build)
 
 
 def check_weights(model: OpenVLAModel, manifest: Mapping[str, StoredTensor], folder: Path) -> None:
@@ -90,6 +113,7 @@ def fill_quantized(
     dtype: torch.dtype,
     quantization: str,
     progress: Progress = no_progress,
+    ranks: Ranks | None = None,
 ) -> DecoderWeights:
     """Load the weights of a network on ``meta``; quantise one decoder layer at a time to save memory.
 
@@ -102,7 +126,7 @@ def fill_quantized(
     for index, layer in enumerate(model.language_model.layers):
         for name, tensor in produce([name for name in names if name.startswith(f"{_LAYERS}{index}.")]):
             place(model, name, tensor, device, dtype)
-        fused.append(fuse_layer(layer, quantization, keep=False))
-        progress((index + 1) / model.architecture.llm.layers, f"quantising layer {index + 1}")
+        fused.append(fuse_layer(layer, quantization, keep=False, ranks=ranks))
+        progress((index + 1) / model.architecture.llm.layers, f"loading layer {index + 1}")
     model.to(device)
     return assemble(model.language_model, tuple(fused))

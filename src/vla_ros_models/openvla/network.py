@@ -16,9 +16,11 @@ from vla_ros_models.engine import decoder
 from vla_ros_models.engine.device_errors import EngineMismatchError, explain_device_errors
 from vla_ros_models.engine.device_ops import make_tower_ops
 from vla_ros_models.engine.kernel_check import agrees
-from vla_ros_models.engine.ops import Ops, TowerOps
+from vla_ros_models.engine.ops import Ops
+from vla_ros_models.engine.ranks import Ranks
 from vla_ros_models.engine.stream import KVCache
 from vla_ros_models.engine.tolerances import TOLERANCES, relative_error
+from vla_ros_models.engine.tower_ops import TowerOps
 from vla_ros_models.engine.weights import DecoderWeights, LlamaDecoder, as_loaded
 from vla_ros_models.openvla.architecture import Architecture
 from vla_ros_models.vision_tower import Mlp, VisionBackbone, VisionTower
@@ -72,11 +74,11 @@ class OpenVLAModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.vision_backbone.featurizer.pos_embed.device
+        return self.projector.fc1.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.vision_backbone.featurizer.pos_embed.dtype
+        return self.projector.fc1.weight.dtype
 
     def normalize(self, images: Tensor) -> Tensor:
         """Normalise uint8 [B, H, W, 3] RGB to pixels [B, 3 * towers, H, W] in the model's data type."""
@@ -129,19 +131,22 @@ class VisionEncoder:
     """Encodes uint8 images [B, H, W, 3] as patch embeddings, with the two towers in parallel on a GPU.
 
     Equivalent to ``model.embed_image(model.normalize(images))``. One tower does not fill a large GPU, so the second
-    runs on a separate stream, also within a captured graph.
+    runs on a separate stream, also within a captured graph. Of several ``ranks``, each runs its own towers, and
+    then has the features of all.
     """
 
     @torch.no_grad()
-    def __init__(self, model: OpenVLAModel, ops: TowerOps | None = None) -> None:
+    def __init__(self, model: OpenVLAModel, ops: TowerOps | None = None, ranks: Ranks | None = None) -> None:
         self.model = model
         self.ops = make_tower_ops(model.device) if ops is None else ops
-        towers = model.vision_backbone.towers
+        self.ranks = Ranks() if ranks is None else ranks
+        towers, shapes = model.vision_backbone.towers, model.architecture.towers
         # The model's normalisation of each byte value, as a bit-identical look-up table.
         every = torch.arange(256, dtype=torch.uint8, device=model.device).view(1, 256, 1, 1).expand(-1, -1, -1, 3)
-        self._table = model.normalize(every).view(len(towers), 3, 256).contiguous()
+        tables = model.normalize(every).view(len(shapes), 3, 256)
+        self._table = tables[list(model.vision_backbone.placed)].contiguous()
         self._prefixes = [tower.prefix() for tower in towers]
-        patch = towers[0].shape.patch_size
+        patch = shapes[0].patch_size
         zeros = self.ops.patch_width(patch) - 3 * patch**2
         self._kernels = [functional.pad(tower.patch_embed.proj.weight.flatten(1), (0, zeros)) for tower in towers]
         # One per calling stream: the inference thread must not use a stream that is being captured.
@@ -149,10 +154,31 @@ class VisionEncoder:
 
     def __call__(self, images: Tensor, film: Sequence[Tensor] = ()) -> Tensor:
         """Return [B, patches, llm_width]; ``film`` holds each tower's modulations, or is empty."""
-        towers = self.model.vision_backbone.towers
-        patches = self.ops.patchify(images, self._table, towers[0].shape.patch_size)  # [towers, B, patches, 588]
+        embeddings: Tensor = self.model.projector(self._gathered(self.features(images, film)))
+        return embeddings
+
+    def _gathered(self, features: Tensor) -> Tensor:
+        """Return the features of all towers from those of this rank's."""
+        if self.ranks.count == 1:
+            return features
+        placed, parts = list(self.model.vision_backbone.placed), []
+        for index, shape in enumerate(self.model.architecture.towers):
+            if index in placed:
+                widths = [self.model.architecture.towers[one].width for one in placed]
+                parts.append(torch.split(features, widths, dim=-1)[placed.index(index)].contiguous())
+            else:
+                parts.append(features.new_empty(*features.shape[:2], shape.width))
+            self.ranks.copy(parts[-1], index % self.ranks.count)
+        return torch.cat(parts, dim=-1)
+
+    def features(self, images: Tensor, film: Sequence[Tensor] = ()) -> Tensor:
+        """Return the features of the towers on this device, [B, patches, sum of their widths]."""
+        towers, shape = self.model.vision_backbone.towers, self.model.architecture.towers[0]
         widths = [tower.shape.width for tower in towers]
-        features = patches.new_empty(len(images), towers[0].shape.patches, sum(widths))
+        features = self._table.new_empty(len(images), shape.patches, sum(widths))
+        if not towers:
+            return features
+        patches = self.ops.patchify(images, self._table, shape.patch_size)  # [towers, B, patches, 588]
         parts = torch.split(features, widths, dim=-1)
         pairs: Sequence[Tensor | None] = film or [None] * len(towers)
         work = list(zip(towers, self._kernels, patches, self._prefixes, parts, pairs, strict=True))
@@ -165,8 +191,7 @@ class VisionEncoder:
                 for one in work[1:]:
                     run(*one)
             run(*work[0])
-        embeddings: Tensor = self.model.projector(features)
-        return embeddings
+        return features
 
     @contextmanager
     def _side_stream(self, device: torch.device) -> Iterator[AbstractContextManager[Any]]:
@@ -174,7 +199,7 @@ class VisionEncoder:
 
         It is joined even after an error, because the allocator reuses both streams' memory on the current stream.
         """
-        if device.type != "cuda" or len(self._prefixes) == 1:
+        if device.type != "cuda" or len(self._prefixes) < 2:
             yield nullcontext()
             return
         main = torch.cuda.current_stream(device)
@@ -198,11 +223,17 @@ def to_device(image: UInt8Array, device: torch.device) -> Tensor:
 @torch.inference_mode()
 def check_vision(encoder: VisionEncoder, images: Sequence[UInt8Array]) -> None:
     """Raise EngineMismatchError if features differ from torch's by more than rounding."""
-    model = encoder.model
+    model, whole = encoder.model, encoder.ranks.count == 1
     bound = TOLERANCES[model.dtype].vision
+    if not model.vision_backbone.placed:
+        return
     for image in images:
         batch = to_device(image, model.device)
-        error = relative_error(encoder(batch), model.embed_image(model.normalize(batch)))
+        pixels = model.normalize(batch)
+        if whole:
+            error = relative_error(encoder(batch), model.embed_image(pixels))
+        else:
+            error = relative_error(encoder.features(batch), model.vision_backbone(pixels))
         if not error <= bound:  # also true for NaN
             raise EngineMismatchError(
                 f"the engine's kernels for the vision towers differ from torch by {error:.2g}, at most {bound:.0e} "
@@ -210,16 +241,18 @@ def check_vision(encoder: VisionEncoder, images: Sequence[UInt8Array]) -> None:
             )
 
 
-def checked_encoder(model: OpenVLAModel, images: Sequence[UInt8Array], *, strict: bool) -> VisionEncoder:
+def checked_encoder(
+    model: OpenVLAModel, images: Sequence[UInt8Array], *, strict: bool, ranks: Ranks | None = None
+) -> VisionEncoder:
     """Return the vision encoder with fused kernels, or with plain torch if they fail :func:`check_vision`.
 
     A failure is logged, or raised as EngineMismatchError with ``strict``.
     """
-    encoder = VisionEncoder(model)
+    encoder = VisionEncoder(model, ranks=ranks)
 
     def check() -> None:
         with explain_device_errors(model.device):
             check_vision(encoder, images)
 
     instead = "torch runs the vision towers instead of the engine's kernels"
-    return encoder if agrees(check, instead, strict=strict) else VisionEncoder(model, TowerOps())
+    return encoder if agrees(check, instead, strict=strict) else VisionEncoder(model, TowerOps(), ranks)

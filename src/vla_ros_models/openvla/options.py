@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from vla_ros.config.options import option
 from vla_ros.policies.options import NetworkOptions
+from vla_ros_models.engine.shapes import MOST_GPUS
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,13 @@ class CheckpointOptions(NetworkOptions):
         "Weights of the language model, which the engine runs: int8 (one scale per output), int4 (scale and zero "
         "point per 128 weights) or fp8 (from compute capability 8.9 on)",
         choices=("none", "int8", "int4", "fp8"),
+    )
+    gpus: int = option(
+        1,
+        "GPUs of this machine over which the model is split, from policy.device on, with a process on each; for "
+        "policy.device cpu, processes",
+        low=1,
+        high=MOST_GPUS,
     )
     engine: str = option(
         "auto",

@@ -28,17 +28,11 @@ from vla_ros_models.engine.drafts import DraftState
 from vla_ros_models.engine.graph_engine import GraphEngine
 from vla_ros_models.engine.kernel_check import checked
 from vla_ros_models.engine.ops import Ops
+from vla_ros_models.engine.ranks import Ranks
 from vla_ros_models.engine.token_engine import EngineRequest, TokenEngine
 from vla_ros_models.engine.weights import DecoderWeights
 from vla_ros_models.memory import MemoryCheck
-from vla_ros_models.network_policy import (
-    SELF_TEST_INSTRUCTION,
-    Asked,
-    Images,
-    NetworkPolicy,
-    Placement,
-    two_images,
-)
+from vla_ros_models.network_policy import SELF_TEST_INSTRUCTION, Asked, Images, Placement, two_images
 from vla_ros_models.normalization import LearnedStatistics
 from vla_ros_models.openvla.architecture import read_architecture
 from vla_ros_models.openvla.inference import (
@@ -50,8 +44,10 @@ from vla_ros_models.openvla.inference import (
     make_engine,
 )
 from vla_ros_models.openvla.loading import (
+    DECODER,
     OPENVLA_CHOICES,
     build_empty,
+    build_shard,
     check_weights,
     fill_quantized,
     plan_memory,
@@ -65,8 +61,12 @@ from vla_ros_models.openvla.processing import (
     DatasetStatistics,
     choose,
     read_dataset_statistics,
+    with_declared_gripper,
 )
 from vla_ros_models.openvla.prompt import PromptEncoder, PromptSession, load_prompt_encoder
+from vla_ros_models.ranks import LeadingRank
+from vla_ros_models.split_policy import SplitPolicy
+from vla_ros_models.splitting import check_split
 from vla_ros_models.training import Trainable
 from vla_ros_models.weights import fill, parameter_shapes
 
@@ -98,7 +98,7 @@ R = TypeVar("R")
 S = TypeVar("S", bound=PromptSession)
 
 
-class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
+class OpenVLANetworkPolicy(SplitPolicy[L, S, R]):
     """Base of the policies with OpenVLA's network: a Llama behind two vision encoders.
 
     L, S and R are the types of the loaded network, of a session, and of what the network answers.
@@ -143,9 +143,13 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
     def _details(self) -> str:
         return f", un-normalised by '{self.loaded.statistics.key}'"
 
-    def _check(self, model: OpenVLAModel, manifest: Mapping[str, StoredTensor], device: torch.device) -> None:
+    def _check(self, model: OpenVLAModel, manifest: Mapping[str, StoredTensor]) -> None:
         """Compare the stored tensors with the network, and set :attr:`_memory`."""
         check_weights(model, manifest, self.folder)
+        check_split(model.architecture.llm, self._options.gpus, self._options.quantization)
+
+    def _plan(self, model: OpenVLAModel, device: torch.device) -> None:
+        """Set :attr:`_memory` for the network, or the shard of it, that runs on ``device``."""
         plan = partial(plan_memory, parameter_shapes(model), model.architecture)
         self._memory = MemoryCheck(plan, OPENVLA_CHOICES, str(device))
 
@@ -153,8 +157,10 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
         self, model: OpenVLAModel, produce: Produce, where: Placement, progress: Progress
     ) -> DecoderWeights | None:
         kind, dtype = self._options.quantization, getattr(torch, where.dtype)
-        if kind != "none":
-            return fill_quantized(model, produce, where.device, dtype, kind, progress)
+        if self._options.gpus > 1:
+            self._ranks = self._ranks or self._lead(where)
+        if kind != "none" or self._ranks is not None:
+            return fill_quantized(model, produce, where.device, dtype, kind, progress, self._ranks)
         fill(model, produce, where.device, dtype, progress)
         return None
 
@@ -165,11 +171,17 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
 
         Without a quantised ``decoder``, the operations are checked by comparison with the reference path.
         """
-        if not self._options.self_test:
+        if not self._options.self_test and self._ranks is None:
             return None, None
-        strict = self._options.engine != "auto"
-        encode = None if film else checked_encoder(model, images, strict=strict)
-        return None if decoder is None else checked(make_ops(decoder.device), decoder, strict=strict), encode
+        strict = self._options.engine != "auto" or self._ranks is not None
+        encode = None if film else checked_encoder(model, images, strict=strict, ranks=self._ranks)
+        if decoder is None:
+            return None, encode
+        if self._ranks is None:
+            return checked(make_ops(decoder.device), decoder, strict=strict), encode
+        # Each rank checks its own products; all of them must run the same kernels, so nothing stands in for them.
+        checked(make_ops(decoder.device, Ranks()), decoder, strict=strict)
+        return make_ops(decoder.device, self._ranks), encode
 
     def _engine(
         self, model: OpenVLAModel, make: Callable[[], E], check: Callable[[E], None], has_fallback: bool
@@ -180,6 +192,11 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
         engine = None
         try:
             engine = make()
+            if self._rank:
+                engine.follow()
+                raise SystemExit
+            if isinstance(self._ranks, LeadingRank):
+                self._ranks.wait()
             check(engine)
         except Exception as error:
             if engine is not None:
@@ -221,7 +238,7 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
         started, loaded = time.perf_counter(), self.loaded
         if tokens is not None:
             info |= {"logit_margins": tuple(map(float, margins)), "outside_bins": loaded.bins.outside(tokens)}
-        actions = self._with_declared_gripper(loaded.statistics.unnormalize(normalized))
+        actions = with_declared_gripper(loaded.statistics.unnormalize(normalized), self.spec)
         return ActionChunk(
             actions=actions,
             stamp=observation.stamp,
@@ -230,15 +247,6 @@ class OpenVLANetworkPolicy(NetworkPolicy[L, S, R]):
             stages_ms={**stages, "post": (time.perf_counter() - started) * 1e3},
             info={"prompt_tokens": len(prompt), **info},
         )
-
-    def _with_declared_gripper(self, actions: FloatArray) -> FloatArray:
-        """Scale the gripper of actions [K, D], 0 closed to 1 open, to the range in :attr:`spec`."""
-        column = self.spec.gripper
-        if column is None or (ends := self.spec.action[-1].range) is None:
-            return actions
-        actions = actions.copy()
-        actions[:, column] = ends[0] + actions[:, column] * (ends[1] - ends[0])
-        return actions
 
 
 _CROPS = {"libero": 0.9, "bridge": 1.0}  # share of the area that OpenVLA's evaluation on a robot keeps
@@ -280,11 +288,13 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
         architecture = read_architecture(base)
         statistics = choose(self._statistics(), options.unnorm_key)
         prompt = load_prompt_encoder(base, architecture, options.prompt, statistics.dimension)
-        model = build_empty(architecture)
         manifest = read_merged(self.folder, options.base)
-        self._check(model, manifest, where.device)
+        self._check(build_empty(architecture), manifest)
+        model = build_shard(OpenVLAModel, architecture, self._shard)
+        self._plan(model, where.device)
         bins = ActionBins(architecture.action_vocab_size, architecture.action_bins)
-        return _Loaded(model, prompt, bins, statistics, None), from_files(manifest)
+        produce = from_files(manifest, self._shard.cut(manifest, DECODER))
+        return _Loaded(model, prompt, bins, statistics, None), produce
 
     def _build(self, opened: tuple[_Loaded, Produce], where: Placement, progress: Progress) -> None:
         self._loaded, produce = opened

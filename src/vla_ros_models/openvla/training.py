@@ -32,9 +32,9 @@ from vla_ros_models.training import (
     BatchLoss,
     Prepared,
     Trainable,
+    as_it_is,
     run_blocks,
     stack_arrays,
-    unchanged,
 )
 from vla_ros_models.vision_tower import Block, VisionTower
 
@@ -160,7 +160,7 @@ class TokenInputs:
         actions: FloatArray,
         is_pad: NDArray[np.bool_],
         random: np.random.Generator,
-        augment: Augment = unchanged,
+        augment: Augment = as_it_is,
     ) -> Prepared:
         """See :class:`~vla_ros_models.training.SampleInputs`."""
         values = np.array(actions, np.float64)

@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from vla_ros_models.engine import fp8
 from vla_ros_models.engine.flow import FlowModel
-from vla_ros_models.engine.ops import TowerOps
 from vla_ros_models.engine.shapes import DecoderShape, TowerShape
+from vla_ros_models.engine.tower_ops import TowerOps
 from vla_ros_models.engine.weights import DecoderWeights, Layer, Matrix
 from vla_ros_models.pi.architecture import PROMPT_TOKENS, PiArchitecture
 from vla_ros_models.vision_tower import LAYER_NORM_EPS, Block, VisionTower

@@ -28,13 +28,13 @@ from vla_ros_models.training import (
     BatchLoss,
     Prepared,
     Trainable,
+    as_it_is,
     flow_time,
     masked_mean,
     pad_numbers,
     run_blocks,
     separate,
     stack_arrays,
-    unchanged,
 )
 
 
@@ -219,7 +219,7 @@ class FlowInputs:
         actions: FloatArray,
         is_pad: NDArray[np.bool_],
         random: np.random.Generator,
-        augment: Augment = unchanged,
+        augment: Augment = as_it_is,
     ) -> Prepared:
         """See :class:`~vla_ros_models.training.SampleInputs`."""
         processing = self.processing

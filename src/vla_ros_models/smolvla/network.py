@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_ros_models.engine.flow import FlowModel
-from vla_ros_models.engine.ops import TowerOps
+from vla_ros_models.engine.tower_ops import TowerOps
 from vla_ros_models.engine.weights import Matrix
 from vla_ros_models.pi.network import GemmaParameters, LlamaNorm, PiNetwork, SiglipTower, make_flow
 from vla_ros_models.smolvla.architecture import SmolVlaArchitecture

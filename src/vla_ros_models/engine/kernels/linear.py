@@ -192,6 +192,23 @@ def add_kernel(
 
 
 @triton.jit
+def product_kernel(
+    x, weight, scale, out, M, N, K: tl.constexpr, KIND: tl.constexpr, MORE: tl.constexpr, ASM: tl.constexpr,
+    GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute ``out = x @ weight.T``, float32 [M, N]: the part of a rank's shard in a product."""
+    rows = block_of_rows(BLOCK_M, MORE)
+    tile = tl.program_id(1)
+    outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = multiply(
+        x, weight, scale, rows, output_ids(tile * BLOCK_N, BLOCK_N, KIND), M,
+        K, KIND, False, ASM, GROUPS, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
+    )  # fmt: skip
+    tl.store(out + rows[:, None] * N + outputs[None, :], total, mask=(rows < M)[:, None])
+
+
+@triton.jit
 def gate_up_kernel(
     x, squares, eps, weight, scale, out, M, N, K: tl.constexpr, KIND: tl.constexpr, MORE: tl.constexpr,
     ASM: tl.constexpr, GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
