@@ -172,13 +172,14 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
         found, model, prompt = self._open(where)
         if found.layout.head == "diffusion":
             raise ConfigError(f"{self.folder}: a diffusion head is not trained here; train the L1 or discrete form")
-        fill(model, found.weights.produce, where.device, getattr(torch, where.dtype))
+        produce = found.weights.produce()
+        fill(model, produce, where.device, getattr(torch, where.dtype))
         bins = ActionBins(found.architecture.action_vocab_size, found.architecture.action_bins)
         loaded = LoadedNetwork(model, prompt, bins, found.statistics, None)
         keys = self._keys[: found.layout.images]
         stored, state = found.weights.manifest, found.state
         trainable = make_trainable(loaded, found.spec, keys, stored, "oft", recompute_layers, state)
-        return replace(trainable, layout=found.layout.head, produce=found.weights.produce)
+        return replace(trainable, layout=found.layout.head, produce=produce)
 
     def _make_engine(
         self, model: OFTModel, prompt: PromptEncoder, decoder: DecoderWeights | None, plain: ChunkInference | None
