@@ -188,7 +188,9 @@ def _flow(case: Case, device: torch.device, place: torch.device, dtype: Any, tin
 
     layout = "" if case.model == "smolvla" else "lerobot"
     inputs = RandomInputs(FlowBatch, sample)
-    return Trainable(trainee, names, {}, inputs, PolicySpec(()), sizes.prefix, case.model, layout)
+    return Trainable(
+        trainee, names, {}, inputs, PolicySpec(()), sizes.prefix, case.model, layout, tower=sizes.vision
+    )
 
 
 def measure(name: str, device: torch.device, tiny: bool, limited: bool, workers: int) -> dict[str, Any]:
@@ -207,8 +209,9 @@ def measure(name: str, device: torch.device, tiny: bool, limited: bool, workers:
         torch.cuda.reset_peak_memory_stats(device)
     stream = SampleStream(NoSamples(), NoSamples.episodes, trainable.inputs, 0)  # type: ignore[arg-type]
     batch = 2 if tiny else case.batch
-    tokens = stream[0]["tokens"].size + stream[0]["images"].shape[0] * 256
-    planned = plan_step(adapted, batch, case.optimizer, tokens, recompute=case.recompute)
+    sizes, images = trainable.trainee.network.architecture, stream[0]["images"].shape[0]
+    tokens = stream[0]["tokens"].size + images * getattr(sizes, "image_tokens", 256)
+    planned = plan_step(adapted, batch, case.optimizer, tokens, recompute=case.recompute, images=images)
     options = TrainOptions(
         STEPS + WARM_UP, batch, optimizer="adamw" if device.type == "cpu" else case.optimizer, workers=workers,
         save_every=0, log_every=1e9,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.types import FloatArray, Observation, UInt8Array
 from vla_ros_models.checkpoint_files import Produce, StoredTensor
-from vla_ros_models.engine.shapes import DecoderShape
+from vla_ros_models.engine.shapes import DecoderShape, TowerShape
 from vla_ros_models.engine.training import Call
 from vla_ros_models.vision_tower import Block
 from vla_ros_models.weights import Joined
@@ -169,6 +169,7 @@ class Trainable:
     layout: str = ""  # where published recipes of one family differ: ``openpi`` or ``lerobot``; ``l1`` or ``none``
     produce: Produce | None = None  # reads tensors that are not in safetensors files; None: all are
     tied: tuple[str, ...] = ()  # names of one tensor
+    tower: TowerShape | None = None  # the widest vision tower; None if its share is small
     row: int | None = None  # entry of a tensor with one for each embodiment; None if there are none
 
 

@@ -135,6 +135,9 @@ def _add_adapters(trainee: nn.Module, lora: LoraRecipe, layers: Mapping[str, str
         init_lora_weights="gaussian" if lora.gaussian else True, rank_pattern=ranks, alpha_pattern=ranks,
     )  # fmt: skip
     inject_adapter_in_model(config, trainee)
+    for layer in layers:  # autocast casts the products' inputs itself
+        adapted: Any = trainee.get_submodule(layer)
+        adapted.cast_input_dtype_enabled = False
     if lora.both:
         for name, parameter in trainee.named_parameters():
             if ".lora_" in name:

@@ -141,7 +141,12 @@ def finetune(job: FineTuning, arguments: argparse.Namespace, say: Say = print) -
     say(f"{trainable.family}: {arguments.adapter} as in {recipe.source}; {trains:,} parameters train")
     first = trainable.inputs.collate([stream[0]])
     planned = plan.plan_step(
-        adapted, batch, options.optimizer, _tokens(trainable, first), recompute=not arguments.no_recompute
+        adapted,
+        batch,
+        options.optimizer,
+        _tokens(trainable, first),
+        recompute=not arguments.no_recompute,
+        images=first.images.shape[1],
     )
     say(plan.require(planned, device))
     say(f"{sum(map(len, seen))} samples of {len(seen)} episodes; {len(held)} episodes are held out")

@@ -33,8 +33,10 @@ class StepMemory:
         return f"{self.total / GB:.2f} GB ({parts})"
 
 
-def plan_step(adapted: Adapted, batch: int, optimizer: str, tokens: int, *, recompute: bool) -> StepMemory:
-    """Estimate a step of ``batch`` samples with ``tokens`` tokens each, images included.
+def plan_step(
+    adapted: Adapted, batch: int, optimizer: str, tokens: int, *, recompute: bool, images: int = 1
+) -> StepMemory:
+    """Estimate a step of ``batch`` samples with ``tokens`` tokens each, those of ``images`` included.
 
     The activations are those of the widest decoder: one layer's, and each layer's input, or each layer's without
     ``recompute``.
@@ -48,12 +50,18 @@ def plan_step(adapted: Adapted, batch: int, optimizer: str, tokens: int, *, reco
     number = 2 if device.type == "cuda" else 4
     layer = tokens * (10 * shape.hidden_size + 4 * shape.intermediate_size) + shape.heads * tokens**2
     kept = shape.layers * tokens * shape.hidden_size if recompute else shape.layers * layer
+    tower, seeing = adapted.trainable.tower, 0
+    if tower is not None:
+        patches = images * tower.patches
+        seeing = patches * (6 * tower.width + 3 * tower.mlp_width)  # of one block
+        if any("vision" in name for name in adapted.parameters):
+            kept += (tower.used_blocks if recompute else 12 * tower.used_blocks) * patches * tower.width
     logits = 2 * 4 * batch * min(tokens, 64) * shape.vocab_size
     return StepMemory(
         weights,
         4 * trains,
         _STATES[optimizer] * trains,
-        number * batch * (2 * layer + kept) + logits,
+        number * batch * (max(2 * layer, seeing) + kept) + logits,
         1_000_000_000 if device.type == "cuda" else 100_000_000,
     )
 

@@ -20,7 +20,8 @@ Call = Callable[..., Any]
 
 def recompute(enabled: bool) -> Call:
     """Return what calls a part of a network: with ``enabled``, the backward pass computes it again."""
-    return partial(checkpoint, use_reentrant=False) if enabled else lambda part, *arguments: part(*arguments)
+    again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)  # no layer draws
+    return again if enabled else lambda part, *arguments: part(*arguments)
 
 
 class GrowingCache(KVCache):

@@ -286,5 +286,6 @@ def make_trainable(
         sizes.prefix,
         sizes.model,
         layout,
+        tower=sizes.vision,
         tied=EMBEDDINGS,
     )

@@ -92,5 +92,6 @@ def make_trainable(
         checkpoint.spec,
         sizes.prefix,
         "smolvla",
+        tower=sizes.vision,
         tied=SMOLVLA_TENSORS.embeddings,
     )
