@@ -28,7 +28,7 @@ OF_OTHERS = {
     "tf.image.crop_and_resize", "tf.image.convert_image_dtype", "tf.image.resize", "tf.io.encode_jpeg",
     "crop_and_resize", "sinf", "mma", "full_image", "PreTrainedPolicy", "save_model", "gamma", "RAY_ADDRESS",
     "cvtColorForDisplay", "frame_num",
-    "tuners_utils.check_target_module_exists", "get_pattern_key", "functional.dequantize_4bit",
+    "tuners_utils.check_target_module_exists", "get_pattern_key",
     "int8_vectorwise_dequant", "should_convert_module", "empty_camera_0", "prepare_state",
     "n1.5", "v0.1", "v0.2", "left_", "right_", "left_wrist", "left_elbow.pos", "red_cube", "bag_9", "bag_10",
     "OUTPUT.partial",

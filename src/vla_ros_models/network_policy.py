@@ -21,7 +21,9 @@ from vla_ros_models.engine.fp8 import CAPABILITY
 from vla_ros_models.engine.graph_engine import GraphEngine
 from vla_ros_models.engine.resizer import resizes
 from vla_ros_models.engine.tolerances import SEES
+from vla_ros_models.evidence import require_evidence
 from vla_ros_models.memory import MemoryCheck
+from vla_ros_models.training import Trainable
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +142,8 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         options = self._options
         if options.threads:
             torch.set_num_threads(options.threads)
+        if options.evidence == "require":
+            require_evidence(self.folder)
         where = self._placement()
         opened, name = self._open(where), f"{self.title} {self.folder.name}"
         need = self._memory.require(where.dtype, options.quantization)
@@ -193,6 +197,14 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         """Capture graphs for typical and long prompts; False if the model infers for one robot at a time."""
         with self._memory.explained():
             return self._warm_up(batch)
+
+    def trainable(self, where: Placement, recompute_layers: bool = True, **options: Any) -> Trainable:
+        """Load the checkpoint for training onto a device; matrices have the type that ``where`` states.
+
+        With ``recompute_layers``, the backward pass computes layers again instead of keeping what they computed.
+        ``options`` are the family's own, of its loss.
+        """
+        raise ConfigError(f"{self.title}: not trained here; use lerobot-train")
 
     def close(self) -> None:
         """Unload the model and free its memory."""

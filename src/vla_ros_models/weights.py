@@ -21,6 +21,33 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Maps parameter names to shapes."""
 
 
+class Joined(nn.Module):
+    """Linear layers of the same inputs, whose outputs are concatenated: one fused matrix as its stored parts."""
+
+    def __init__(self, parts: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight of the first layer."""
+        first: Any = next(iter(self.children()))
+        return first.weight  # type: ignore[no-any-return]
+
+    @property
+    def in_features(self) -> int:
+        return int(self.weight.shape[1])
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return torch.cat([part(rows) for part in self.children()], dim=-1)
+
+
+def linears_of(module: nn.Module) -> tuple[nn.Module, ...]:
+    """Return the linear layers whose outputs make up those of ``module``."""
+    return tuple(module.children()) if isinstance(module, Joined) else (module,)
+
+
 class _NoInit(TorchFunctionMode):
     """Skips ``torch.nn.init``: to draw random numbers on ``meta``, torch imports its compiler."""
 

@@ -28,6 +28,11 @@ class NetworkOptions(PolicyConfig):
     quantization: str = option("none", "Format of quantised weights", choices=("none",))
     threads: int = option(0, "CPU threads of the model; 0 leaves the library's default", low=0, high=1024)
     self_test: bool = option(True, "Refuse to start if two different images give the same action")
+    evidence: str = option(
+        "ignore",
+        "require: refuse to start unless the checkpoint's folder evidence/ has a comparison in closed loop",
+        choices=("ignore", "require"),
+    )
 
 
 @dataclass(frozen=True)

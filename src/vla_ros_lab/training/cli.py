@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from vla_ros.config import load
 from vla_ros.config.show import add_config_arguments
-from vla_ros.errors import ConfigError, printable
+from vla_ros.errors import printable
 from vla_ros.files import save_text
+from vla_ros_lab.training.finetune import add_training_arguments
 
 if TYPE_CHECKING:
     from vla_ros.policies.base import Policy
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--check", action="store_true", help="only compare the data with the checkpoint")
     add("--json", type=Path, metavar="FILE", help="write all figures; - prints only them")
     add_data_arguments(parser)
+    add_training_arguments(parser)
 
 
 def add_data_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +98,10 @@ def run(arguments: argparse.Namespace) -> int:
     from vla_ros_lab.report.page import to_stdout
 
     if not arguments.check:
-        raise ConfigError("--check: not given")
+        from vla_ros_lab.training.command import fine_tune, require_outputs
+
+        require_outputs(arguments)
+        return fine_tune(arguments, *open_data(arguments), read_options(arguments))
     printed = to_stdout(json=arguments.json)
     _, _, report = open_data(arguments)
     if arguments.json is not None:

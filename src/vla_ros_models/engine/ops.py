@@ -164,11 +164,7 @@ class Ops:
         if shape.rotary:
             query = rotate(query, positions.cosine, positions.sine)
             written[:1] = [rotate(key, positions.cosine, positions.sine) for key in written[:1]]
-        for store, new in zip((cache.keys[index], cache.values[index]), written, strict=False):
-            if positions.slots is None:
-                store[:, :, :rows] = new.transpose(1, 2)
-            else:
-                store.scatter_(2, positions.slots, new.transpose(1, 2))
+        cache.write(index, [part.transpose(1, 2) for part in written], positions.slots)
         return query
 
     def attend(self, query: Tensor, cache: KVCache, index: int, positions: Positions) -> Tensor:
@@ -313,8 +309,11 @@ def _at_times(table: Tensor, positions: Positions | None) -> Tensor:
 def _linear(rows: Rows, matrix: Matrix, sizes: Sequence[int] = ()) -> list[Tensor]:
     """Return ``rows @ matrix.T + bias``, split into the outputs of the fused layers."""
     if matrix.linears:
-        return [linear(rows) for linear in matrix.linears]
-    if matrix.kind == "fp8_rows":
+        products = [linear(rows) for linear in matrix.linears]
+        if len(products) > 1 or not sizes:
+            return products
+        [product] = products
+    elif matrix.kind == "fp8_rows":
         product = multiply_fp8(rows, matrix)
     else:
         assert isinstance(rows, Tensor)

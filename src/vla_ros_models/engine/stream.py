@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,8 +19,8 @@ CACHE_BLOCK = 64
 class KVCache:
     """Keys and values of B observations."""
 
-    keys: tuple[Tensor, ...]  # per layer [B, kv_heads, C, head_dim]
-    values: tuple[Tensor, ...]  # the same
+    keys: Sequence[Tensor]  # per layer [B, kv_heads, C, head_dim]
+    values: Sequence[Tensor]  # the same
     # Int32 zeros [B * heads]: programs that split the attention of a head count here how many have finished, and
     # reset the counter. Each cache has its own counters, because two caches may be in use at the same time.
     split_counters: Tensor
@@ -38,6 +39,14 @@ class KVCache:
         counters = torch.zeros(batch * shape.heads, dtype=torch.int32, device=device)
         each = shape.layers // made
         return cls(tuple(tensors[:made]) * each, tuple(tensors[made:]) * each, counters)
+
+    def write(self, index: int, written: Sequence[Tensor], slots: Tensor | None) -> None:
+        """Write keys and values, [B, kv_heads, R, head_dim] each, of layer ``index``; ``slots`` as in Positions."""
+        for store, new in zip((self.keys[index], self.values[index]), written, strict=False):
+            if slots is None:
+                store[:, :, : new.shape[2]] = new
+            else:
+                store.scatter_(2, slots, new)
 
     @classmethod
     def in_blocks(cls, weights: DecoderWeights, batch: int, capacity: int, layers: int | None = None) -> KVCache:

@@ -159,12 +159,12 @@ def build_model(
         return DecoderWeights(shape, tuple(layers), tuple(norms), none, none)
 
     def stack(shape: DecoderShape, blocks: Sequence[LayerParts]) -> DecoderWeights:
-        return decoder(shape, [_layer(one) for one in blocks], chain(*map(norms, blocks)))
+        return decoder(shape, [make_layer(one) for one in blocks], chain(*map(norms, blocks)))
 
     text_norms = [one[0] for parts in stored.text for one in parts["norms"]]
     times = [int(step / steps * sizes.time_buckets) for step in range(steps)]
-    condition = condition_on(times, *stored.time)
-    layers = [_layer(parts, crosses=index in sizes.crossing) for index, parts in enumerate(stored.head)]
+    condition = condition_on(torch.tensor(times, dtype=torch.float32), *stored.time)
+    layers = [make_layer(parts, crosses=index in sizes.crossing) for index, parts in enumerate(stored.head)]
     crossing = _stack_crossing(sizes, layers)
     head_norms = chain(*(_head_norms(condition, *parts["norms"][0]) for parts in stored.head))
     last_shift, last_scale = modulation(condition, stored.last)
@@ -180,7 +180,7 @@ def build_model(
         patch=(patch[0].float().sum(2).flatten(1).to(like.dtype), like),
         side=stored.side,
         mergers=tuple(stored.mergers),
-        text=decoder(sizes.text, [_layer(parts, quantization) for parts in stored.text], text_norms),
+        text=decoder(sizes.text, [make_layer(parts, quantization) for parts in stored.text], text_norms),
         embedding=stored.embedding,
         rotary=_rotary_axes(sizes, like.device),
         normed=stored.normed,
@@ -211,7 +211,7 @@ def _matrix(role: str, parts: Sequence[tuple[Tensor, ...]], kind: str = "none") 
     return Matrix(data, "fp8_rows", inputs, role, scale[:, 0].contiguous(), bias=bias)
 
 
-def _layer(parts: LayerParts, kind: str = "none", crosses: bool = False) -> Layer:
+def make_layer(parts: LayerParts, kind: str = "none", crosses: bool = False) -> Layer:
     """Return a layer; one that ``crosses`` has keys and values of other tokens."""
     qkv, norms = parts["qkv"], [one[0] for one in parts.get("qk_norms", ())]
     o_proj, gate_up, down_proj = (_matrix(role, parts[role], kind) for role in ("o_proj", "gate_up", "down_proj"))
@@ -270,13 +270,15 @@ def _rotary_axes(sizes: GrootArchitecture, device: torch.device) -> tuple[Tensor
 
 def sines(times: Tensor, width: int, divisor: int) -> Tensor:
     """Embed times [T] as sines, then cosines, [T, width]."""
-    angles = times[:, None] * torch.exp(torch.arange(width // 2).float() * (-math.log(TIME_PERIOD) / divisor))
+    angles = times[:, None] * torch.exp(
+        torch.arange(width // 2, device=times.device).float() * (-math.log(TIME_PERIOD) / divisor)
+    )
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
-def condition_on(times: Sequence[int], first: Linear, second: Linear) -> Tensor:
-    """Return SiLU of the embedded times, float32 [T, width], on which all norms of the head depend."""
-    sine, cosine = sines(torch.tensor(times, dtype=torch.float32), 256, 127).chunk(2, dim=-1)
+def condition_on(times: Tensor, first: Linear, second: Linear) -> Tensor:
+    """Return SiLU of the embedded times [T], float32 [T, width], on which all norms of the head depend."""
+    sine, cosine = sines(times, 256, 127).chunk(2, dim=-1)
     embedded = torch.cat([cosine, sine], dim=-1).to(first[0].device)
     for weight, bias in (first, second):
         embedded = functional.silu(functional.linear(embedded, weight.float(), bias.float()))

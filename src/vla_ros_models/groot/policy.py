@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from vla_ros.config import Config
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
@@ -17,6 +18,7 @@ from vla_ros_models.network_policy import SELF_TEST_INSTRUCTION, Images, Placeme
 from vla_ros_models.normalization import LearnedStatistics
 from vla_ros_models.processor_files import has_processors
 from vla_ros_models.sampling import SamplingPolicy, SamplingSession
+from vla_ros_models.training import Trainable
 
 
 class GrootPolicy(SamplingPolicy[LoadedGroot, GrootRequest]):
@@ -86,6 +88,12 @@ class GrootPolicy(SamplingPolicy[LoadedGroot, GrootRequest]):
             return None
         normalized = loaded.processing.model_actions(self._rest(previous))
         return continue_chunk(normalized, previous.delay, loaded.architecture, self._options.rtc_horizon)
+
+    def trainable(self, where: Placement, recompute_layers: bool = True, **options: Any) -> Trainable:
+        from vla_ros_models.groot.training import make_trainable
+
+        found, device = read_checkpoint(self.folder, self._options), str(where.device)
+        return make_trainable(found, self._spec(found), device, where.dtype, recompute_layers, **options)
 
     def _spec(self, checkpoint: GrootCheckpoint) -> PolicySpec:
         processing, sizes, loop = checkpoint.processing, checkpoint.architecture, loop_of("gr00t", self._preset)

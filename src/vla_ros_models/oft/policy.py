@@ -3,7 +3,8 @@
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +33,8 @@ from vla_ros_models.openvla.loading import DECODER, build_shard
 from vla_ros_models.openvla.policy import LONG_PROMPT, NATIVE_GRIPPER, LoadedNetwork, OpenVLANetworkPolicy
 from vla_ros_models.openvla.processing import ActionBins, ActionStatistics, choose
 from vla_ros_models.openvla.prompt import PromptEncoder, PromptSession, load_prompt_encoder
-from vla_ros_models.weights import empty
+from vla_ros_models.training import Trainable
+from vla_ros_models.weights import empty, fill
 
 logger = logging.getLogger(__name__)
 
@@ -163,6 +165,21 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
         assert inference is not None, "quantised weights have no reference path, so a failed engine raises"
         bins = ActionBins(found.architecture.action_vocab_size, found.architecture.action_bins)
         self._loaded = _Loaded(model, prompt, bins, found.statistics, inference, found.state)
+
+    def trainable(self, where: Placement, recompute_layers: bool = True, **options: Any) -> Trainable:
+        from vla_ros_models.openvla.training import make_trainable
+
+        found, model, prompt = self._open(where)
+        if found.layout.head == "diffusion":
+            raise ConfigError(f"{self.folder}: a diffusion head is not trained here; train the L1 or discrete form")
+        produce = found.weights.produce()
+        fill(model, produce, where.device, getattr(torch, where.dtype))
+        bins = ActionBins(found.architecture.action_vocab_size, found.architecture.action_bins)
+        loaded = LoadedNetwork(model, prompt, bins, found.statistics, None)
+        keys = self._keys[: found.layout.images]
+        stored, state = found.weights.manifest, found.state
+        trainable = make_trainable(loaded, found.spec, keys, stored, "oft", recompute_layers, state)
+        return replace(trainable, layout=found.layout.head, produce=produce)
 
     def _make_engine(
         self, model: OFTModel, prompt: PromptEncoder, decoder: DecoderWeights | None, plain: ChunkInference | None

@@ -61,11 +61,13 @@ from vla_ros_models.openvla.processing import (
     DatasetStatistics,
     choose,
     read_dataset_statistics,
+    with_declared_gripper,
 )
 from vla_ros_models.openvla.prompt import PromptEncoder, PromptSession, load_prompt_encoder
 from vla_ros_models.ranks import LeadingRank
 from vla_ros_models.split_policy import SplitPolicy
 from vla_ros_models.splitting import check_split
+from vla_ros_models.training import Trainable
 from vla_ros_models.weights import fill, parameter_shapes
 
 logger = logging.getLogger(__name__)
@@ -236,7 +238,7 @@ class OpenVLANetworkPolicy(SplitPolicy[L, S, R]):
         started, loaded = time.perf_counter(), self.loaded
         if tokens is not None:
             info |= {"logit_margins": tuple(map(float, margins)), "outside_bins": loaded.bins.outside(tokens)}
-        actions = self._with_declared_gripper(loaded.statistics.unnormalize(normalized))
+        actions = with_declared_gripper(loaded.statistics.unnormalize(normalized), self.spec)
         return ActionChunk(
             actions=actions,
             stamp=observation.stamp,
@@ -245,15 +247,6 @@ class OpenVLANetworkPolicy(SplitPolicy[L, S, R]):
             stages_ms={**stages, "post": (time.perf_counter() - started) * 1e3},
             info={"prompt_tokens": len(prompt), **info},
         )
-
-    def _with_declared_gripper(self, actions: FloatArray) -> FloatArray:
-        """Scale the gripper of actions [K, D], 0 closed to 1 open, to the range in :attr:`spec`."""
-        column = self.spec.gripper
-        if column is None or (ends := self.spec.action[-1].range) is None:
-            return actions
-        actions = actions.copy()
-        actions[:, column] = ends[0] + actions[:, column] * (ends[1] - ends[0])
-        return actions
 
 
 _CROPS = {"libero": 0.9, "bridge": 1.0}  # share of the area that OpenVLA's evaluation on a robot keeps
@@ -305,15 +298,25 @@ class OpenVLAPolicy(OpenVLANetworkPolicy[_Loaded, OpenVLASession, EngineRequest]
 
     def _build(self, opened: tuple[_Loaded, Produce], where: Placement, progress: Progress) -> None:
         self._loaded, produce = opened
-        model, dimension = self._loaded.model, self._loaded.statistics.dimension
-        size = (model.architecture.image_size, model.architecture.image_size)
-        self.spec = PolicySpec(
-            (ImageFeature(self._image_key, self._resize(size, self._loaded.statistics.key)),),
+        self.spec = self._spec(self._loaded)
+        weights = self._fill(self._loaded.model, produce, where, progress)
+        self._loaded = replace(self._loaded, engine=self._make_engine(self._loaded, weights))
+
+    def _spec(self, loaded: _Loaded) -> PolicySpec:
+        dimension, side = loaded.statistics.dimension, loaded.model.architecture.image_size
+        return PolicySpec(
+            (ImageFeature(self._image_key, self._resize((side, side), loaded.statistics.key)),),
             action=self._action(dimension, ""),
             dimension=dimension,
         )
-        weights = self._fill(model, produce, where, progress)
-        self._loaded = replace(self._loaded, engine=self._make_engine(self._loaded, weights))
+
+    def trainable(self, where: Placement, recompute_layers: bool = True, **options: Any) -> Trainable:
+        from vla_ros_models.openvla.training import make_trainable
+
+        loaded, produce = self._open(where)
+        fill(loaded.model, produce, where.device, getattr(torch, where.dtype))
+        stored, keys = read_merged(self.folder, self._options.base), (self._image_key,)
+        return make_trainable(loaded, self._spec(loaded), keys, stored, "openvla", recompute_layers)
 
     def _resize(self, size: tuple[int, int], dataset: str) -> ResizeNaive | LiberoResize:
         """Return the resize of OpenVLA's evaluation on ``dataset``, or else on the preset's robot.

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import CheckpointError, ConfigError, did_you_mean
 from vla_ros.types import FloatArray, IntArray
 from vla_ros_models.checkpoint_files import Fields, read_json, read_mask, read_statistics
@@ -207,3 +208,13 @@ def _parse(
     if mask.shape != low.shape:
         raise CheckpointError(f"{where}: mask has the shape {mask.shape}, but the bounds have {low.shape}")
     return ActionStatistics(key, low, high, mask, margin)
+
+
+def with_declared_gripper(actions: FloatArray, spec: PolicySpec) -> FloatArray:
+    """Scale the gripper of actions [K, D], 0 closed to 1 open, to the range in ``spec``."""
+    column = spec.gripper
+    if column is None or (ends := spec.action[-1].range) is None:
+        return actions
+    actions = actions.copy()
+    actions[:, column] = ends[0] + actions[:, column] * (ends[1] - ends[0])
+    return actions

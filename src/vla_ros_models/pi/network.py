@@ -21,7 +21,7 @@ from vla_ros_models.engine.tower_ops import TowerOps
 from vla_ros_models.engine.weights import DecoderWeights, Layer, Matrix
 from vla_ros_models.pi.architecture import PROMPT_TOKENS, PiArchitecture
 from vla_ros_models.vision_tower import LAYER_NORM_EPS, Block, VisionTower
-from vla_ros_models.weights import empty
+from vla_ros_models.weights import empty, linears_of
 
 
 class SiglipTower(VisionTower):
@@ -65,6 +65,9 @@ class SiglipTower(VisionTower):
 
 
 RMS_EPS = 1e-6
+LOADED = "loaded"
+"""The kind of matrices that are the network's own modules (:class:`~vla_ros_models.engine.weights.Matrix`)."""
+
 ROPE_THETA = 10000.0
 CAMERAS = 8
 """Maximum number of cameras for which the rotary tables have positions."""
@@ -98,7 +101,7 @@ class AdaptiveNorm(nn.Module):
 
     def parts(self, condition: Tensor) -> Tensor:
         """Return 1 + scale, shift and gate [times, 3, width] for conditions [times, width]."""
-        parts: Tensor = self.dense(condition).unflatten(-1, (3, -1))
+        parts: Tensor = self.dense(condition).float().unflatten(-1, (3, -1))
         parts[:, 0] += 1.0
         return parts
 
@@ -133,7 +136,8 @@ class GemmaParameters(nn.Module):
         """Return the weights for the engine, with the norms of each condition.
 
         The weights are the parameters themselves; with ``fp8``, all but the output projections are quantised
-        copies. Without ``keep``, each parameter is freed once it is quantised.
+        copies. Without ``keep``, each parameter is freed once it is quantised. With ``loaded``, the layers' own
+        modules compute the products, with gradients.
         """
         layers: list[Any] = list(self.layers)
         names = ("input_norm", "post_norm")
@@ -142,17 +146,19 @@ class GemmaParameters(nn.Module):
         # One tensor: a kernel finds the gate of a norm before the scale of the next.
         parts = torch.stack([norm.parts(condition) for norm in norms], dim=1).contiguous()
 
+        plain = LOADED if quantization == LOADED else "none"
+
         def engine_layer(index: int, layer: Any) -> Layer:
             matrices = {
-                role: _matrix(layer, name, role, quantization if name != "o" else "none", keep)
+                role: _matrix(layer, name, role, plain if name == "o" else quantization, keep)
                 for name, role in _ROLES
                 if hasattr(layer, name)
             }
             found = Layer.of(matrices)
             if hasattr(layer, "k"):
-                keys, values = (_matrix(layer, name, "qkv", "none", keep) for name in "kv")
+                keys, values = (_matrix(layer, name, "qkv", plain, keep) for name in "kv")
                 found = replace(found, cross=(keys, values))
-            if parts.shape[2] == 1 or found.gate_up is None:
+            if parts.shape[2] == 1 or found.gate_up is None or plain == LOADED:
                 return found
             first, second = parts[:, 2 * index, 1], parts[:, 2 * index + 1, 1]
             shifts = (
@@ -196,6 +202,9 @@ def _layer(shape: DecoderShape, norm: type[nn.Module], keys_only: bool, crosses:
 
 
 def _matrix(layer: Any, name: str, role: str, quantization: str, keep: bool) -> Matrix:
+    if quantization == LOADED:
+        found = getattr(layer, name)  # without queries, the engine splits the product itself
+        return Matrix.of_linears(role, *(linears_of(found) if hasattr(layer, "o") else (found,)))
     weight = getattr(layer, name).weight.data
     if quantization == "none":
         return Matrix(weight, "dense", int(weight.shape[1]), role)
@@ -321,15 +330,17 @@ def euler_times(steps: int, summed: bool) -> list[float]:
     return [float(time) for time in times]
 
 
-def time_embedding(time: float, width: int, limits: tuple[float, float]) -> Tensor:
-    """Embed a time as float32 [width]: sines, then cosines, of ``width / 2`` periods between ``limits``.
+def time_embedding(time: float | Tensor, width: int, limits: tuple[float, float]) -> Tensor:
+    """Embed a time as float32 [width], or times [B, 1] as [B, width].
 
-    Computed in float64, as openpi and LeRobot do on a CPU or CUDA device.
+    The embedding has the sines, then the cosines, of ``width / 2`` periods between ``limits``. Computed in float64,
+    as openpi and LeRobot do on a CPU or CUDA device.
     """
-    exponent = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device="cpu")
+    device = time.device if isinstance(time, Tensor) else "cpu"
+    exponent = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=device)
     periods = limits[0] * (limits[1] / limits[0]) ** exponent
     angles = 2.0 * math.pi * time / periods
-    return torch.cat([angles.sin(), angles.cos()]).float()
+    return torch.cat([angles.sin(), angles.cos()], dim=-1).float()
 
 
 def linear_of(layer: nn.Linear) -> tuple[Tensor, Tensor]:

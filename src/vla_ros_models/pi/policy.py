@@ -1,6 +1,7 @@
 """pi0 and pi0.5 as a :class:`~vla_ros.policies.base.Policy`."""
 
 from dataclasses import replace
+from typing import Any
 
 from vla_ros.config import Config
 from vla_ros.policies.base import Progress
@@ -10,6 +11,7 @@ from vla_ros_models.pi import PiOptions
 from vla_ros_models.pi.checkpoint import PiCheckpoint, read_checkpoint
 from vla_ros_models.pi.inference import load_model
 from vla_ros_models.pi.processing import ROBOTS, find_robot, override
+from vla_ros_models.training import Trainable
 
 
 class PiPolicy(FlowPolicy[PiCheckpoint]):
@@ -39,3 +41,9 @@ class PiPolicy(FlowPolicy[PiCheckpoint]):
         options, device = self._options, str(where.device)
         steps, words, jacobian = options.flow_steps, options.tokenizer, options.rtc == "jacobian"
         return load_model(checkpoint, device, where.dtype, steps, words, progress, options.quantization, jacobian)
+
+    def trainable(self, where: Placement, recompute_layers: bool = True, **options: Any) -> Trainable:
+        from vla_ros_models.pi.training import make_trainable
+
+        words = self._options.tokenizer
+        return make_trainable(self._read(), str(where.device), where.dtype, recompute_layers, words, **options)

@@ -19,6 +19,7 @@ from vla_ros_models.normalization import Array
 from vla_ros_models.smolvla import SmolVlaOptions
 from vla_ros_models.smolvla.loading import SmolVlaCheckpoint, load_network, read_checkpoint, read_words
 from vla_ros_models.smolvla.network import SmolVlaNetwork, build_flow
+from vla_ros_models.training import Trainable
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,3 +91,8 @@ class SmolVlaPolicy(FlowPolicy[SmolVlaCheckpoint]):
         options = self._options
         jacobian = options.rtc == "jacobian"
         return load_model(checkpoint, str(where.device), where.dtype, options.flow_steps, jacobian, progress)
+
+    def trainable(self, where: Placement, recompute_layers: bool = True, **options: Any) -> Trainable:
+        from vla_ros_models.smolvla.training import make_trainable
+
+        return make_trainable(self._read(), str(where.device), where.dtype, recompute_layers, **options)

@@ -1,0 +1,266 @@
+"""``vla-ros finetune``: plan, train, export, prove. Its arguments, and what it does after the data were read."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vla_ros.config.show import number
+from vla_ros.contract.spec import PolicySpec
+from vla_ros.errors import ConfigError
+from vla_ros.houses import installed
+from vla_ros.policies.base import Policy
+from vla_ros_lab.training import plan, proof
+from vla_ros_lab.training.adapting import ADAPTERS, AdapterOptions, adapt
+from vla_ros_lab.training.augmentation import AUGMENTATIONS
+from vla_ros_lab.training.export import export
+from vla_ros_lab.training.recipes import recipe_of
+from vla_ros_lab.training.restated import restate
+from vla_ros_lab.training.samples import Samples
+from vla_ros_lab.training.stream import SampleStream
+from vla_ros_lab.training.trainer import OPTIMIZERS, RunResult, Say, TrainOptions, train
+from vla_ros_models import evidence
+from vla_ros_models.network_policy import NetworkPolicy, Placement, choose_device
+
+logger = logging.getLogger(__name__)
+
+RUN = "run"
+"""Folder of a run's states and TensorBoard's events in the output."""
+
+_LIBRARIES = ("torch", "accelerate", "peft", "bitsandbytes", "transformers", "vla_ros")
+
+
+def add_training_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what says how a checkpoint is trained; 0 and empty take the family's published recipe."""
+    add = parser.add_argument
+    add("--output", type=Path, metavar="DIR", help="folder of the new checkpoint; an interrupted run resumes there")
+    add("--adapter", default="lora", choices=ADAPTERS, help="what trains; qlora: on a base in 4 bits")
+    add("--steps", type=number(int, 0), default=0, help="optimiser's steps")
+    add("--batch", type=number(int, 0), default=0, help="samples in memory at a time")
+    add("--accumulation", type=number(int, 1), default=1, metavar="N", help="such batches of one step")
+    add("--learning-rate", type=number(float, 0), default=0.0, metavar="R", help="peak of the schedule")
+    add("--optimizer", default="adamw", choices=OPTIMIZERS, help="adamw8bit keeps its state in 8 bits (CUDA)")
+    add("--rank", type=number(int, 0), default=0, help="of adapters")
+    add("--alpha", type=number(float, 0), default=0.0, help="of adapters; they are scaled by alpha / rank")
+    add("--targets", default="", metavar="PATTERN", help="layers with an adapter, by their names in the checkpoint")
+    add("--train", default="", metavar="PATTERN", help="parameters that train in full, likewise")
+    add("--augment", default="recipe", choices=("recipe", *AUGMENTATIONS), help="how images are changed")
+    add("--mask-padding", action="store_true", help="pi: leave the actions after an episode's end out of the loss")
+    add("--hold-out", type=number(float, 0), default=0.1, metavar="SHARE", help="of episodes, for the comparison")
+    add("--seed", type=number(int, 0), default=0)
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    add("--base-dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="of what does not train")
+    add("--no-recompute", action="store_true", help="keep all activations: faster, and takes more memory")
+    add("--workers", type=number(int, 0), default=4, help="processes that read samples")
+    add("--save-every", type=number(int, 1), default=500, metavar="N", help="steps between saved states")
+    add(
+        "--scores", nargs=2, type=Path, metavar=("OLD.json", "NEW.json"),
+        help="results of vla-ros eval of the old and the new checkpoint: the verdict is theirs",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """What is trained, from the command or from another program."""
+
+    policy: Policy  # of the checkpoint; not loaded
+    folder: Path  # the checkpoint
+    open_samples: Callable[[PolicySpec], Samples]
+    reload: Callable[[Path], Policy]  # makes the policy of another checkpoint
+    data: Mapping[str, str]  # SHA-256 of the files of the data
+    # The data's statistics: the layout of the family's file, and its content; None keeps the checkpoint's.
+    statistics: tuple[str, Mapping[str, Any]] | None = None
+
+
+def finetune(job: FineTuning, arguments: argparse.Namespace, say: Say = print) -> dict[str, Any]:
+    """Train as ``arguments`` say; returns ``losses``, ``verdict``, ``peak_gb`` and more, as JSON.
+
+    Raises VlaRosError for data, options or a machine that do not fit.
+    """
+    output: Path = arguments.output
+    if not isinstance(job.policy, NetworkPolicy):
+        raise ConfigError(f"{type(job.policy).__name__}: not trained here; use lerobot-train")
+    if output.resolve() == job.folder.resolve():
+        raise ConfigError(f"--output {output}: is the checkpoint itself; name another folder")
+    for name, key in (("adapter_config.json", ""), ("config.json", "quantization_config")):
+        path = job.folder / name
+        if path.is_file() and (not key or key in json.loads(path.read_text(encoding="utf-8"))):
+            raise ConfigError(
+                f"--checkpoint {job.folder}: is an adapter or quantised ({name}); write it as a checkpoint of its "
+                "own first: vla-ros convert"
+            )
+    claimed = _claim(output, job, arguments)
+    if arguments.scores:
+        old, new = arguments.scores
+        return _promote(output, old, new, say)
+    source, policy = job.folder, job.policy
+    if job.statistics is not None:
+        source = restate(job.folder, output / RUN / "base", *job.statistics)
+        restated = job.reload(source)
+        assert isinstance(restated, NetworkPolicy), "the checkpoint's policy does not depend on its statistics"
+        policy = restated
+    rank, local = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
+    device = choose_device(arguments.device)
+    if device.type == "cuda" and local:  # of several processes, as accelerate or torchrun start them
+        device = torch.device("cuda", local)
+    qlora = arguments.adapter == "qlora"
+    dtype = arguments.base_dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if device.type == "cuda" and arguments.adapter != "full" else "float32"
+    own = {"mask_padding": True} if arguments.mask_padding else {}
+    where = Placement(torch.device("cpu") if qlora else device, dtype)
+    torch.manual_seed(arguments.seed)
+    trainable = policy.trainable(where, not arguments.no_recompute, **own)
+    recipe = recipe_of(trainable.family, trainable.layout)
+    chosen = AdapterOptions(arguments.adapter, arguments.rank, arguments.alpha, arguments.targets, arguments.train)
+    adapted = adapt(trainable, recipe, chosen, str(device))
+    samples = job.open_samples(trainable.spec)
+    seen, held = proof.hold_out(samples.episodes, arguments.hold_out, arguments.seed)
+    name = recipe.augmentation if arguments.augment == "recipe" else arguments.augment
+    stream = SampleStream(samples, seen, trainable.inputs, arguments.seed, AUGMENTATIONS[name])
+    options = TrainOptions(
+        **{
+            one.name: getattr(arguments, one.name)
+            for one in dataclasses.fields(TrainOptions)
+            if one.name != "log_every"
+        }
+    )
+    batch = options.batch or recipe.batch
+    trains = sum(one.numel() for one in adapted.parameters.values())
+    say(f"{trainable.family}: {arguments.adapter} as in {recipe.source}; {trains:,} parameters train")
+    first = trainable.inputs.collate([stream[0]])
+    planned = plan.plan_step(
+        adapted, batch, options.optimizer, _tokens(trainable, first), recompute=not arguments.no_recompute
+    )
+    say(plan.require(planned, device))
+    say(f"{sum(map(len, seen))} samples of {len(seen)} episodes; {len(held)} episodes are held out")
+    done = train(adapted, stream, recipe, options, output / RUN, say)
+    if rank:  # the first process does the rest
+        return {}
+    export(adapted, source, output, "bfloat16" if qlora else "")
+    compared = _prove(job, output, samples, held, arguments)
+    say(str(compared))
+    _write_evidence(output, job, arguments, claimed, done, compared)
+    return {
+        "losses": done.losses,
+        "verdict": compared.verdict,
+        "proof": proof.as_json(compared),
+        "peak_gb": done.peak_gb,
+        "planned_gb": planned.total / 1e9,
+        "samples_per_second": done.samples_per_second,
+        "trained_parameters": trains,
+        "family": trainable.family,
+        "recipe": recipe.source,
+        "output": str(output),
+    }
+
+
+def _tokens(trainable: Any, batch: Any) -> int:
+    """Return how many tokens a sample has, images included."""
+    tower = getattr(trainable.trainee.network, "architecture", None)
+    patches = getattr(tower, "image_tokens", getattr(tower, "patches", 256))
+    return int(batch.images.shape[1] * patches + batch.tokens.shape[1])
+
+
+def _claim(output: Path, job: FineTuning, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Make the output's folder, for this run only; return what identifies the run."""
+    options = {
+        name: str(value) for name, value in vars(arguments).items() if name not in ("json", "scores", "output")
+    }
+    described = {"checkpoint": str(job.folder.resolve()), "data": dict(job.data), "options": options}
+    path = output / RUN / "run.json"
+    if int(os.environ.get("RANK", 0)):
+        return described
+    if path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        kept = (
+            "steps",
+            "batch",
+            "accumulation",
+            "seed",
+            "adapter",
+            "learning_rate",
+            "rank",
+            "alpha",
+            "targets",
+            "train",
+        )
+        changed = [name for name in kept if before["options"].get(name) != options.get(name)]
+        changed += [name for name in ("checkpoint", "data") if before[name] != described[name]]
+        if changed:
+            raise ConfigError(
+                f"--output {output}: holds another run: {', '.join(changed)} differ; name another folder"
+            )
+    elif output.is_dir() and any(output.iterdir()):
+        raise ConfigError(f"--output {output}: is not empty and holds no run; name another folder")
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    return described
+
+
+def _prove(
+    job: FineTuning, output: Path, samples: Samples, held: list[range], arguments: argparse.Namespace
+) -> proof.Proof:
+    """Compare the old and the new checkpoint on held-out episodes, as the robot would run them."""
+    if not held:
+        return proof.Proof(proof.UNDECIDED, "none")
+    scale = proof.scale_of(samples, held)
+    found = []
+    for folder in (job.folder, output):
+        policy = job.reload(folder)
+        policy.load()
+        found.append(proof.errors_of(policy, samples, held, scale))
+        policy.close()
+    return proof.compare_errors(found[0], found[1], arguments.seed)
+
+
+def _write_evidence(
+    output: Path,
+    job: FineTuning,
+    arguments: argparse.Namespace,
+    claimed: Mapping[str, Any],
+    done: RunResult,
+    compared: proof.Proof,
+) -> None:
+    found = {name: text for name in _LIBRARIES if (text := installed(name))}
+    before = evidence.hashes(job.folder, evidence.weight_files(job.folder))
+    content = {
+        "base": before, "data": dict(job.data), "options": claimed["options"], "versions": found,
+        "command": shlex.join(sys.argv), "last_losses": done.losses[-20:], "proof": proof.as_json(compared),
+    }  # fmt: skip
+    evidence.write_evidence(output, content)
+
+
+def _promote(output: Path, old: Path, new: Path, say: Say) -> dict[str, Any]:
+    """Replace the verdict of a finished run by that of scores in closed loop."""
+    path = output / evidence.FOLDER / evidence.FILE
+    if not path.is_file():
+        raise ConfigError(f"--scores: {path} is missing; finish the run first, without --scores")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    stated = content.pop("weights")
+    if stated != evidence.hashes(output, evidence.weight_files(output)):
+        raise ConfigError(f"--scores: {output} has other files than {path} states; train it again")
+    compared = proof.compare_scores(old, new)
+    evidence.write_evidence(output, {**content, "proof": proof.as_json(compared), "scores": [str(old), str(new)]})
+    say(str(compared))
+    return {"verdict": compared.verdict, "proof": proof.as_json(compared), "losses": [], "peak_gb": 0.0}
+
+
+def data_files(paths: Sequence[Path]) -> dict[str, str]:
+    """Return the SHA-256 of every file of recordings or a data set, by its path."""
+    files = [
+        one for path in paths for one in ([path] if path.is_file() else sorted(path.rglob("*"))) if one.is_file()
+    ]
+    return {str(one): evidence.sha256(one) for one in files}

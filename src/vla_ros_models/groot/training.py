@@ -1,0 +1,265 @@
+"""The loss of GR00T N1.7, and its forward pass with gradients for the action head.
+
+The flow runs from noise at 0 to actions at 1: the network sees ``(1 - t) * noise + t * actions`` and predicts
+``actions - noise``. The published recipe trains projectors, diffusion transformer and what connects it; language
+model and vision tower stay frozen, so they run as at inference. Source: LeRobot 0.6.1 (its GR00T policy).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vla_ros.contract.spec import PolicySpec
+from vla_ros.types import FloatArray, Observation
+from vla_ros_models.engine.ops import Ops
+from vla_ros_models.engine.training import recompute, train_layer
+from vla_ros_models.engine.weights import DecoderWeights
+from vla_ros_models.groot.architecture import HEAD, GrootArchitecture
+from vla_ros_models.groot.building import StoredTensors, build_model, condition_on, make_layer, modulation, sines
+from vla_ros_models.groot.loading import GrootCheckpoint, load_tensors
+from vla_ros_models.groot.network import LAST_EPS, Grid, GrootModel, everywhere
+from vla_ros_models.groot.processing import Processing
+from vla_ros_models.groot.prompt import PromptEncoder, read_prompt_encoder
+from vla_ros_models.training import (
+    Augment,
+    Batch,
+    BatchLoss,
+    Prepared,
+    Trainable,
+    as_it_is,
+    flow_time,
+    pad_numbers,
+    stack_arrays,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class GrootBatch(Batch):
+    """Observations and chunks as the network takes them."""
+
+    images: Tensor  # uint8 [B, cameras, H, W, 3]
+    tokens: Tensor  # int64 [B, L], those of images included, padding at the end
+    valid: Tensor  # bool [B, L], False for padding
+    positions: Tensor  # int64 [B, 3, L]
+    state: Tensor  # float32 [B, S], normalised and padded
+    actions: Tensor  # float32 [B, H, A], normalised and padded
+    counts: Tensor  # bool [B, H, A], the numbers that count
+    noise: Tensor  # float32 [B, H, A]
+    time: Tensor  # float32 [B], 0 for noise, 1 for actions
+
+
+class ParameterTree(nn.Module):
+    """Parameters by dotted names."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            owner, (*path, leaf) = self, name.split(".")
+            for part in path:
+                if part not in dict(owner.named_children()):
+                    owner.add_module(part, ParameterTree({}))
+                owner = owner.get_submodule(part)  # type: ignore[assignment]
+            owner.register_parameter(leaf, nn.Parameter(tensor.float(), requires_grad=False))
+
+
+class GrootTrainee(nn.Module):
+    """The action head with gradients, on a frozen backbone; its parameters have NVIDIA's names.
+
+    With ``connect_padding``, the connector sees the padding of a batch, as in LeRobot's training; inference has
+    none.
+    """
+
+    def __init__(
+        self,
+        sizes: GrootArchitecture,
+        tensors: Mapping[str, Tensor],
+        recompute_layers: bool = False,
+        connect_padding: bool = False,
+    ) -> None:
+        super().__init__()
+        self.sizes = sizes
+        whole = build_model(sizes, tensors, 1)
+        self.backbone: GrootModel = replace(whole, head=whole.head.first(0), crossing=(), connector=None)
+        self.network = ParameterTree({name: tensor for name, tensor in tensors.items() if name.startswith(HEAD)})
+        self._grids: dict[tuple[int, int], Grid] = {}
+        self.recompute_layers, self.connect_padding = recompute_layers, connect_padding
+
+    def forward(self, batch: GrootBatch) -> BatchLoss:
+        """Return the loss of a batch."""
+        time = batch.time[:, None, None]
+        velocity = self.velocity(batch, (1 - time) * batch.noise + time * batch.actions)
+        element = (velocity - (batch.actions - batch.noise)).square() * batch.counts
+        return BatchLoss(element.sum() / (batch.counts.sum() + 1e-6), element)
+
+    @torch.no_grad()
+    def read(self, batch: GrootBatch) -> Tensor:
+        """Return the language model's hidden states [B, L, width]."""
+        model, ops, patch = self.backbone, Ops(), self.sizes.vision.patch_size
+        grid = batch.images.shape[2] // patch, batch.images.shape[3] // patch
+        if grid not in self._grids:
+            self._grids[grid] = model.grid(*grid)
+        first, *levels = model.encode(ops, batch.images.flatten(0, 1), self._grids[grid])
+        places = (batch.tokens == self.sizes.image_token).flatten().nonzero()[:, 0]
+        flat = [level.flatten(0, 1) for level in levels]
+        return model.read(ops, batch.tokens, places, first.flatten(0, 1), flat, batch.positions)
+
+    def velocity(self, batch: GrootBatch, noisy: Tensor) -> Tensor:
+        """Return the velocity, float32 [B, H, A], of ``noisy`` actions at the batch's times."""
+        sizes, run = self.sizes, recompute(self.recompute_layers and self.training)
+        parameters = dict(self.network.named_parameters())
+        stored = StoredTensors(sizes, lambda name, *shape: parameters.get(name, noisy))
+        inner, count = sizes.head.hidden_size, len(noisy)
+
+        def decoder(weights: DecoderWeights, hidden: Tensor, seen: Tensor | None) -> Tensor:
+            at = replace(everywhere(hidden), mask=seen)
+            for index in range(len(weights.layers)):
+                hidden, *_ = run(train_layer, weights, index, hidden, at)
+            return hidden
+
+        context = self.read(batch).float()
+        if stored.normed is not None:
+            context = functional.layer_norm(context, context.shape[-1:], *stored.normed, eps=1e-5)
+        if sizes.connector is not None:
+            norms = [torch.stack(norm)[None] for one in stored.connector for norm in one["norms"]]
+            layers = [make_layer(one) for one in stored.connector]
+            none = context.new_empty(0, sizes.connector.head_dim // 2)
+            weights = DecoderWeights(sizes.connector, tuple(layers), tuple(norms), none, none)
+            context = decoder(weights, context, None if self.connect_padding else batch.valid[:, None, None])
+        times = (batch.time * sizes.time_buckets).long().float()
+        condition = condition_on(times, *stored.time)
+        hidden = self._suffix(stored, batch.state, noisy, times)
+        head: list[Tensor] = []
+        for one in stored.head:
+            scale, shift = modulation(condition, one["norms"][0])  # type: ignore[arg-type]
+            plain = torch.stack([torch.ones_like(shift[:1]), torch.zeros_like(shift[:1])], dim=1)
+            head += [torch.stack([1 + scale, shift], dim=1), plain]
+        layers = [make_layer(one, crosses=index in sizes.crossing) for index, one in enumerate(stored.head)]
+        none = hidden.new_empty(0, sizes.head.head_dim // 2)
+        weights = DecoderWeights(sizes.head, tuple(layers), tuple(head), none, none)
+        own = replace(everywhere(hidden), time=torch.arange(count, device=hidden.device)[:, None])
+        image = batch.tokens == sizes.image_token
+        past = (context[:, None], context[:, None])
+        for index in range(len(layers)):
+            seen = batch.valid
+            if sizes.alternate:
+                seen = seen & (~image if sizes.sees_text(index) else image)
+            crosses = index in sizes.crossing
+            crossed = replace(own, mask=seen[:, None, None])
+            hidden, *_ = run(train_layer, weights, index, hidden, own, past if crosses else None, crossed)
+        shift, scale = modulation(condition, stored.last)
+        ended = functional.layer_norm(hidden[:, 1:].float(), (inner,), eps=LAST_EPS)
+        rows = functional.linear(ended * (1 + scale[:, None]) + shift[:, None], *stored.out)
+        first, second = stored.velocity
+        return _each(_each(rows, first).relu(), second).float()
+
+    def _suffix(self, stored: StoredTensors, state: Tensor, noisy: Tensor, times: Tensor) -> Tensor:
+        """Embed the state and the noisy actions, [B, 1 + H, width]."""
+        inner = self.sizes.head.hidden_size
+        token = _each(_each(state, stored.state[0]).relu(), stored.state[1])[:, None]
+        first, second, third = stored.action
+        moment = sines(times, inner, inner // 2)[:, None].expand(-1, noisy.shape[1], -1)
+        rows = _each(functional.silu(_each(torch.cat([_each(noisy, first), moment], dim=-1), second)), third)
+        if stored.places is not None:
+            rows = rows + stored.places[: noisy.shape[1]]
+        return torch.cat([token, rows], dim=1)
+
+
+def _each(rows: Tensor, layer: tuple[Tensor, Tensor]) -> Tensor:
+    """Apply the embodiment's layer, [1, inputs, outputs] and [1, outputs]."""
+    return rows @ layer[0][0] + layer[1][0]
+
+
+@dataclass(frozen=True, eq=False)
+class GrootInputs:
+    """Prepares samples of one embodiment as inference prepares a request."""
+
+    sizes: GrootArchitecture
+    processing: Processing
+    prompt: PromptEncoder
+    state_dropout: float = 0.0  # share of samples whose state is zero
+
+    def prepare(
+        self,
+        observation: Observation,
+        actions: FloatArray,
+        is_pad: NDArray[np.bool_],
+        random: np.random.Generator,
+        augment: Augment = as_it_is,
+    ) -> Prepared:
+        """See :class:`~vla_ros_models.training.SampleInputs`."""
+        sizes, processing, unit = self.sizes, self.processing, self.sizes.vision.unit
+        state = np.concatenate([np.zeros(0), *(observation.state[key] for key, _ in processing.state)])
+        images = [_bytes(augment(key, observation.images[key], random)) for key in processing.images]
+        grids = [(image.shape[0] // unit, image.shape[1] // unit) for image in images]
+        tokens = self.prompt.encode(observation.instruction, grids)
+        normalized = processing.normalized_state(state, sizes.state_dim)
+        if random.random() < self.state_dropout:
+            normalized = np.zeros_like(normalized)
+        wanted = pad_numbers(training_actions(processing, actions, state, is_pad), sizes.action_dim)
+        wanted = np.pad(wanted, ((0, sizes.horizon - len(wanted)), (0, 0)))
+        counts = np.zeros(wanted.shape, np.bool_)
+        counts[: len(is_pad), : processing.model_size] = ~is_pad[:, None]
+        return {
+            "images": np.stack(images),
+            "tokens": tokens.tokens,
+            "valid": np.ones(len(tokens.tokens), np.bool_),
+            "positions": tokens.positions,
+            "state": normalized,
+            "actions": wanted,
+            "counts": counts,
+            "noise": random.standard_normal(wanted.shape, np.float32),
+            "time": np.asarray(np.float32(1) - flow_time(random)),
+        }
+
+    def collate(self, samples: Sequence[Prepared]) -> GrootBatch:
+        """See :class:`~vla_ros_models.training.SampleInputs`."""
+        return GrootBatch(**{one.name: stack_arrays(samples, one.name) for one in fields(GrootBatch)})
+
+
+def _bytes(image: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return an image as uint8; augmented ones are float32 in [0, 1]."""
+    return image if image.dtype == np.uint8 else (image * 255).round().astype(np.uint8)
+
+
+def training_actions(
+    processing: Processing, actions: FloatArray, state: FloatArray, is_pad: NDArray[np.bool_]
+) -> NDArray[np.float32]:
+    """Return the model's actions [H, N], relative to the state where the checkpoint's are; 0 after the end."""
+    values = processing.converted_actions(actions, state)
+    found, start = [], 0
+    for part in processing.parts:
+        found.append(part.bounds.normalize(values[:, start : start + part.bounds.size], clip=True))
+        start += part.bounds.size
+    return np.where(is_pad[:, None], np.float32(0), np.concatenate(found, axis=1))
+
+
+def make_trainable(
+    checkpoint: GrootCheckpoint,
+    spec: PolicySpec,
+    device: str,
+    dtype: str,
+    recompute_layers: bool,
+    state_dropout: float = 0.2,
+) -> Trainable:
+    """Load a checkpoint for training; the frozen backbone has the type ``dtype``."""
+    sizes = checkpoint.architecture
+    prompt = read_prompt_encoder(checkpoint.backbone, sizes.image_token, sizes.text.vocab_size, checkpoint.formal)
+    trainee = GrootTrainee(
+        sizes, load_tensors(checkpoint, torch.device(device), getattr(torch, dtype)), recompute_layers
+    )
+    return Trainable(
+        trainee,
+        {f"network.{name}": name for name, _ in trainee.network.named_parameters()},
+        checkpoint.stored,
+        GrootInputs(sizes, checkpoint.processing, prompt, state_dropout),
+        spec,
+        sizes.text,
+        "groot",
+        row=checkpoint.embodiment,
+    )

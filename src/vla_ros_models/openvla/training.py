@@ -1,0 +1,210 @@
+"""The losses of OpenVLA and OpenVLA-OFT, and their forward pass with gradients.
+
+OpenVLA and OFT's discrete form predict the tokens of actions and the stop token after them, by cross entropy; OFT's
+L1 form predicts actions from the hidden states of placeholders. Sources: openvla c8f03f4 (its finetune script),
+openvla-oft 213c5ff (its finetune script).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vla_ros.contract.spec import PolicySpec
+from vla_ros.types import FloatArray, Observation
+from vla_ros_models.checkpoint_files import StoredTensor
+from vla_ros_models.engine.ops import prompt_positions
+from vla_ros_models.engine.stream import Positions, Stream
+from vla_ros_models.engine.training import Call, TrainingOps, recompute, train_layer
+from vla_ros_models.engine.weights import as_loaded
+from vla_ros_models.oft.network import OFTModel
+from vla_ros_models.openvla.network import OpenVLAModel
+from vla_ros_models.openvla.processing import ActionBins, ActionStatistics
+from vla_ros_models.openvla.prompt import PromptEncoder
+from vla_ros_models.training import (
+    Augment,
+    Batch,
+    BatchLoss,
+    Prepared,
+    Trainable,
+    as_it_is,
+    run_blocks,
+    stack_arrays,
+)
+from vla_ros_models.vision_tower import Block, VisionTower
+
+NO_LABEL = -100
+"""Label of a token that does not count."""
+
+STOP = 2
+"""The token after the action's."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenBatch(Batch):
+    """Observations and actions as the network takes them."""
+
+    images: Tensor  # [B, images, S, S, 3], uint8 or float32 in [0, 1]
+    tokens: Tensor  # int64 [B, L]: BOS, prompt, action tokens, stop token, padding
+    labels: Tensor  # int64 [B, L], :data:`NO_LABEL` for all but the action tokens and the stop token
+    slots: Tensor  # bool [B, L], True for action tokens, which OFT replaces by placeholders
+    valid: Tensor  # bool [B, L], False for padding
+    actions: Tensor  # float32 [B, K, D], normalised
+    state: Tensor | None = None  # float32 [B, P], normalised
+
+
+class TokenTrainee(nn.Module):
+    """OpenVLA, or with an :class:`~vla_ros_models.oft.network.OFTModel` OpenVLA-OFT, without a diffusion head."""
+
+    def __init__(self, network: OpenVLAModel, recompute_layers: bool = False) -> None:
+        super().__init__()
+        self.network = network
+        self.recompute_layers = recompute_layers
+
+    def forward(self, batch: TokenBatch) -> BatchLoss:
+        """Return the loss of a batch."""
+        hidden = self._hidden(batch)  # [B, L - 1, width]: row i predicts token i + 1
+        head = self._oft.action_head if self._oft is not None else None
+        if head is not None:
+            rows = hidden[batch.slots[:, 1:]].view(len(batch.tokens), -1, hidden.shape[-1])
+            element = (head(rows).view_as(batch.actions).float() - batch.actions).abs()
+            return BatchLoss(element.mean(), element)
+        chosen = batch.labels[:, 1:] != NO_LABEL
+        logits = self.network.language_model.lm_head(hidden[chosen]).float()
+        element = functional.cross_entropy(logits, batch.labels[:, 1:][chosen], reduction="none")
+        return BatchLoss(element.mean(), element)
+
+    @property
+    def _oft(self) -> OFTModel | None:
+        return self.network if isinstance(self.network, OFTModel) else None
+
+    def _hidden(self, batch: TokenBatch) -> Tensor:
+        run, oft = recompute(self.recompute_layers and self.training), self._oft
+        weights = as_loaded(self.network.language_model)
+        model: Any = self.network.language_model.model
+        words: Tensor = model.embed_tokens(
+            batch.tokens if oft is None else batch.tokens.masked_fill(batch.slots, 0)
+        )
+        if oft is not None:
+            words = words.masked_fill(batch.slots[..., None], 0.0)
+        parts = [self._patches(batch, words, run)]
+        if oft is not None and oft.proprio_projector is not None:
+            assert batch.state is not None, "the checkpoint takes a state, but the batch has none"
+            parts.append(oft.proprio_projector(batch.state)[:, None].to(words.dtype))
+        fixed = sum(part.shape[1] for part in parts)
+        hidden = torch.cat([words[:, :1], *(part.to(words.dtype) for part in parts), words[:, 1:]], dim=1)
+        mask = None
+        if oft is not None:
+            mask = functional.pad(batch.valid, (fixed, 0), value=True)[:, None, None]
+        at, count = prompt_positions(hidden), hidden.shape[1]
+        cosine, sine = (table[None, :count, None] for table in (weights.cosine, weights.sine))
+        positions = Positions(at, cosine, sine, prompt=True, causal=oft is None, mask=mask)
+        for index in range(len(weights.layers)):
+            hidden, *_ = run(train_layer, weights, index, hidden, positions)
+        ended = TrainingOps().norm(weights, Stream(hidden[:, fixed:-1], 2 * len(weights.layers)))
+        return ended
+
+    def _patches(self, batch: TokenBatch, words: Tensor, run: Call) -> Tensor:
+        """Embed the images as patches [B, images * patches, llm_width]."""
+        backbone, (size, count) = self.network.vision_backbone, batch.images.shape[:2]
+        pixels = batch.images.flatten(0, 1).permute(0, 3, 1, 2)
+        pixels = pixels.float() / 255.0 if pixels.dtype == torch.uint8 else pixels
+        language = None
+        if self._oft is not None and self._oft.layout.film:
+            chosen = (batch.valid & ~batch.slots)[..., None]  # as in inference; OFT's own training has padding, too
+            language = (words * chosen).sum(1) / chosen.sum(1)  # [B, llm_width]
+            language = language.repeat_interleave(count, dim=0)
+        features = [
+            _features(tower, (pixels - mean) / std, language, run)
+            for tower, mean, std in zip(
+                backbone.towers, torch.split(backbone.mean, 3, 1), torch.split(backbone.std, 3, 1), strict=True
+            )
+        ]
+        patches: Tensor = self.network.projector(torch.cat(features, dim=-1))
+        return patches.reshape(size, count * patches.shape[1], -1)
+
+
+def _features(tower: VisionTower, pixels: Tensor, language: Tensor | None, run: Call) -> Tensor:
+    """Return the patches [N, P, width] of normalised pixels [N, 3, S, S]."""
+    patches: Tensor = tower.patch_embed.proj(pixels.to(tower.pos_embed.dtype)).flatten(2).transpose(1, 2)
+    prefix = tower.prefix().expand(len(patches), -1, -1)
+    tokens = torch.cat([prefix.to(patches.dtype), patches + tower.pos_embed], dim=1)
+    film: list[Tensor | None] = []
+    if language is not None:
+        blocks: list[Block] = list(tower.blocks)  # type: ignore[arg-type]
+        film = [torch.stack([1 + one.scale(language), one.shift(language)])[:, :, None] for one in blocks]
+    tokens = run_blocks(list(tower.blocks), tokens, functional.gelu, run, film)
+    return tokens[:, tokens.shape[1] - patches.shape[1] :]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenInputs:
+    """Prepares samples of OpenVLA and OpenVLA-OFT as inference prepares a request."""
+
+    prompt: PromptEncoder
+    bins: ActionBins
+    statistics: ActionStatistics  # of the actions
+    keys: tuple[str, ...]  # of the images, in the model's order
+    state_key: str = ""  # of the state; empty without one
+    state: ActionStatistics | None = None
+    gripper: tuple[int, tuple[float, float]] | None = None  # its column, and the numbers of closed and open
+
+    def prepare(
+        self,
+        observation: Observation,
+        actions: FloatArray,
+        is_pad: NDArray[np.bool_],
+        random: np.random.Generator,
+        augment: Augment = as_it_is,
+    ) -> Prepared:
+        """See :class:`~vla_ros_models.training.SampleInputs`."""
+        values = np.array(actions, np.float64)
+        if self.gripper is not None:
+            column, (closed, opened) = self.gripper
+            values[:, column] = (values[:, column] - closed) / (opened - closed)
+        normalized = self.statistics.normalize(values)
+        prompt = self.prompt.encode(observation.instruction)
+        answer = np.array([*self.bins.encode(normalized).flatten(), STOP], np.int64)
+        tokens = np.concatenate([prompt, answer])
+        own = np.arange(len(tokens)) >= len(prompt)
+        found = {
+            "images": np.stack([augment(key, observation.images[key], random) for key in self.keys]),
+            "tokens": tokens,
+            "labels": np.where(own, tokens, NO_LABEL),
+            "slots": own & (np.arange(len(tokens)) < len(tokens) - 1),
+            "valid": np.ones(len(tokens), np.bool_),
+            "actions": normalized.astype(np.float32),
+        }
+        if self.state is not None:
+            found["state"] = self.state.normalize(observation.state[self.state_key]).astype(np.float32)
+        return found
+
+    def collate(self, samples: Sequence[Prepared]) -> TokenBatch:
+        """See :class:`~vla_ros_models.training.SampleInputs`."""
+        pads = {"labels": NO_LABEL}
+        names = [one.name for one in fields(TokenBatch) if one.name in samples[0]]
+        return TokenBatch(**{name: stack_arrays(samples, name, pads.get(name, 0)) for name in names})
+
+
+def make_trainable(
+    loaded: Any,
+    spec: PolicySpec,
+    keys: tuple[str, ...],
+    stored: Mapping[str, StoredTensor],
+    family: str,
+    recompute_layers: bool,
+    state: ActionStatistics | None = None,
+) -> Trainable:
+    """Return a network whose weights are loaded, in a policy's ``LoadedNetwork``, as the trainer takes it."""
+    ends = spec.action[-1].range if spec.gripper is not None else None
+    gripper = None if spec.gripper is None or ends is None else (spec.gripper, ends)
+    state_key = spec.state[0].key if state is not None else ""
+    inputs = TokenInputs(loaded.prompt, loaded.bins, loaded.statistics, keys, state_key, state, gripper)
+    names = {f"network.{name}": name for name, _ in loaded.model.named_parameters()}
+    trainee = TokenTrainee(loaded.model, recompute_layers)
+    return Trainable(trainee, names, stored, inputs, spec, loaded.model.architecture.llm, family)

@@ -1,0 +1,290 @@
+"""The loss of pi0, pi0.5 and SmolVLA, which extends them, and the forward pass with gradients.
+
+The loss is flow matching's: the network sees ``t * noise + (1 - t) * actions`` and predicts ``noise - actions``.
+Sources: openpi 15a9616 (its PyTorch model), LeRobot 0.6.1 (its policies).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vla_ros.types import FloatArray, Observation
+from vla_ros_models.engine.stream import Positions, Stream
+from vla_ros_models.engine.training import Call, TrainingOps, placed, recompute, train_layer
+from vla_ros_models.pi.architecture import EMBEDDINGS
+from vla_ros_models.pi.checkpoint import PiCheckpoint
+from vla_ros_models.pi.inference import load_network
+from vla_ros_models.pi.network import LOADED, AdaptiveNorm, PiNetwork, rotary_tables_like, time_embedding
+from vla_ros_models.pi.processing import Processing, find_tokenizer, load_tokenizer
+from vla_ros_models.training import (
+    Augment,
+    Batch,
+    BatchLoss,
+    Prepared,
+    Trainable,
+    as_it_is,
+    flow_time,
+    masked_mean,
+    pad_numbers,
+    run_blocks,
+    separate,
+    stack_arrays,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class FlowBatch(Batch):
+    """Observations and chunks as the network takes them."""
+
+    images: Tensor  # [B, cameras, S, S, 3], uint8 or float32 in [0, 1]
+    seen: Tensor  # bool [B, cameras], False for a missing image
+    tokens: Tensor  # int64 [B, L], prompt and padding; SmolVLA's ends with a placeholder for the state
+    valid: Tensor  # bool [B, L], False for padding
+    state: Tensor  # float32 [B, S], normalised and padded; pi0.5 does not read it
+    actions: Tensor  # float32 [B, H, A], normalised and padded with zeros
+    is_pad: Tensor  # bool [B, H], True after the episode's end
+    noise: Tensor  # float32 [B, H, A]
+    time: Tensor  # float32 [B], 1 for noise, 0 for actions
+
+
+@dataclass(frozen=True)
+class FlowLossForm:
+    """What counts in the loss."""
+
+    numbers: int  # the first numbers of an action that count; openpi counts the padding, too
+    mask_padding: bool = False  # whether actions after the episode's end are left out
+
+
+class FlowTrainee(nn.Module):
+    """A network whose layers are those of the checkpoint (:func:`~vla_ros_models.training.separate`)."""
+
+    state_in_prefix = False
+    causal = False
+
+    def __init__(self, network: PiNetwork, form: FlowLossForm, recompute_layers: bool = False) -> None:
+        super().__init__()
+        self.network = network
+        self.form = form
+        self.recompute_layers = recompute_layers
+
+    def forward(self, batch: FlowBatch) -> BatchLoss:
+        """Return the loss of a batch."""
+        time = batch.time[:, None, None]
+        velocity = self.velocity(batch, time * batch.noise + (1 - time) * batch.actions)
+        element = (velocity - (batch.noise - batch.actions)).square()
+        return BatchLoss(self._reduce(element[..., : self.form.numbers], batch.is_pad), element)
+
+    def _reduce(self, element: Tensor, is_pad: Tensor) -> Tensor:
+        return masked_mean(element, ~is_pad[..., None]) if self.form.mask_padding else element.mean()
+
+    def velocity(self, batch: FlowBatch, noisy: Tensor) -> Tensor:
+        """Return the velocity, float32 [B, H, A], of ``noisy`` actions at the batch's times."""
+        network, run = self.network, recompute(self.recompute_layers and self.training)
+        hidden, valid = self._prefix(batch, run)
+        count, suffix = hidden.shape[1], noisy.shape[1] + int(self._state_row)
+        shape = network.architecture.prefix
+        cosine, sine = rotary_tables_like(count + suffix, shape.head_dim, batch.noise)
+        condition = time_embedding(
+            batch.time.double()[:, None], network.architecture.expert.hidden_size, network.architecture.periods
+        )
+        prefix = network.prefix.weights(condition[:1], (cosine, sine), LOADED)
+        at = (valid.cumsum(1) - 1).clamp(min=0)
+        positions = placed(at, cosine, sine, self._prefix_mask(valid))
+        past: list[tuple[Tensor, Tensor]] = []
+        for index in range(len(prefix.layers)):
+            hidden, *written = run(train_layer, prefix, index, hidden, positions)
+            past.append((written[0], written[1]))
+        return self._expert(batch, self._suffix(batch, noisy, condition), condition, valid, past, run)
+
+    @property
+    def _state_row(self) -> bool:
+        return self.network.architecture.has_state_token and not self.state_in_prefix
+
+    def _prefix(self, batch: FlowBatch, run: Call) -> tuple[Tensor, Tensor]:
+        """Return the embedded prefix [B, N, width], and which of its tokens are no padding, bool [B, N]."""
+        cameras = batch.images.shape[1]
+        patches = self._patches(batch.images.flatten(0, 1), run)
+        patches = patches.reshape(len(batch.images), -1, patches.shape[-1])  # [B, cameras * patches, width]
+        words = self._words(batch.tokens)
+        seen = batch.seen.repeat_interleave(patches.shape[1] // cameras, dim=1)
+        if self.state_in_prefix:
+            last = _last(batch.valid)
+            words = torch.where(last[..., None], self.network.state_proj(batch.state)[:, None].to(words), words)
+        return torch.cat([patches, words.to(patches.dtype)], dim=1), torch.cat([seen, batch.valid], dim=1)
+
+    def _words(self, tokens: Tensor) -> Tensor:
+        words: Tensor = self.network.embed_tokens(tokens)
+        scale: float = self.network.architecture.prefix.hidden_size**0.5
+        return words * scale
+
+    def _patches(self, images: Tensor, run: Call) -> Tensor:
+        """Embed images [N, S, S, 3] as tokens [N, patches, width]."""
+        vision = self.network.vision
+        activate = partial(functional.gelu, approximate="tanh")
+        tokens: Tensor = vision.norm(run_blocks(list(vision.blocks), vision.embed(images), activate, run))
+        return self._project(tokens)
+
+    def _project(self, patches: Tensor) -> Tensor:
+        projected: Tensor = self.network.projector(patches)
+        return projected
+
+    def _prefix_mask(self, valid: Tensor) -> Tensor:
+        """Return what each row of the prefix sees: bool [B, 1, N or 1, N]."""
+        mask = valid[:, None, None]
+        if not self.state_in_prefix:
+            return mask
+        state = _last(valid)
+        return mask & ~(state[:, None, None] & ~state[:, None, :, None])
+
+    def _suffix(self, batch: FlowBatch, noisy: Tensor, condition: Tensor) -> Tensor:
+        """Embed the noisy actions, after the state if it is a token of the suffix: [B, R, width]."""
+        network = self.network
+        rows: Tensor = network.action_in_proj(noisy)
+        if not network.architecture.has_state_token:
+            return rows
+        timed = torch.cat([rows, condition[:, None].expand_as(rows).to(rows.dtype)], dim=-1)
+        rows = network.action_time_mlp_out(functional.silu(network.action_time_mlp_in(timed)))
+        return torch.cat([network.state_proj(batch.state)[:, None], rows], dim=1) if self._state_row else rows
+
+    def _expert(
+        self,
+        batch: FlowBatch,
+        hidden: Tensor,
+        condition: Tensor,
+        valid: Tensor,
+        past: list[tuple[Tensor, Tensor]],
+        run: Call,
+    ) -> Tensor:
+        network, (size, rows, _) = self.network, hidden.shape
+        if not network.architecture.has_state_token:
+            condition = functional.silu(network.time_mlp_out(functional.silu(network.time_mlp_in(condition))))
+        norms = condition if isinstance(network.expert.norm, AdaptiveNorm) else condition[:1]
+        tables = rotary_tables_like(valid.shape[1] + rows, network.architecture.prefix.head_dim, batch.noise)
+        weights = network.expert.weights(norms, tables, LOADED)
+        steps = torch.arange(rows, device=hidden.device)
+        positions = self._suffix_positions(valid, steps, tables, size)
+        crossed = placed(steps.expand(size, -1), *tables, mask=valid[:, None, None])
+        reads = getattr(network.architecture, "reads", ()) or range(len(weights.layers))
+        for index, layer in enumerate(reads):
+            hidden, *_ = run(train_layer, weights, index, hidden, positions, past[layer], crossed)
+        ended = TrainingOps().norm(weights, Stream(hidden, len(weights.norms) - 1), positions)
+        velocity: Tensor = network.action_out_proj(ended[:, -batch.noise.shape[1] :])
+        return velocity.float()
+
+    def _suffix_positions(
+        self, valid: Tensor, steps: Tensor, tables: tuple[Tensor, Tensor], size: int
+    ) -> Positions:
+        rows = len(steps)
+        own = steps[None, :] <= steps[:, None] if self.causal else steps.new_ones(rows, rows, dtype=torch.bool)
+        if self._state_row:
+            own = own & ((steps[None, :] == 0) | (steps[:, None] > 0))
+        seen = torch.cat(
+            [valid[:, None, None].expand(-1, -1, rows, -1), own.expand(size, 1, -1, -1)], dim=-1
+        )  # [B, 1, R, N + R]
+        at = valid.sum(1)[:, None] + steps
+        times = torch.arange(size, dtype=torch.int32, device=valid.device)[:, None]
+        return placed(at, *tables, mask=seen, time=times)
+
+
+def _last(valid: Tensor) -> Tensor:
+    """Return which token is the last valid one: bool [B, L]."""
+    return valid & (valid.flip(1).cumsum(1).flip(1) == 1)
+
+
+@dataclass(frozen=True, eq=False)
+class FlowInputs:
+    """Prepares samples of pi0, pi0.5 and SmolVLA with what prepares an inference's request."""
+
+    processing: Processing
+    encode: Callable[[str], list[int]]  # text to ids
+    keys: tuple[str, ...]  # the spec's names of the images, in the model's order
+    states: tuple[str, ...]  # names of the state vectors, in the spec's order
+    side: int  # of the network's images
+    state_dim: int  # numbers to which the state is padded
+    action_dim: int  # numbers to which actions are padded
+    around: tuple[int, ...] = ()  # SmolVLA: control tokens around a missing image
+    cameras: int = 0  # SmolVLA: images of the configuration
+    empty: int = 0  # SmolVLA: the most missing images that ``around`` stands for
+    state_token: bool = False  # SmolVLA: whether a place for the state ends the prompt
+
+    def prepare(
+        self,
+        observation: Observation,
+        actions: FloatArray,
+        is_pad: NDArray[np.bool_],
+        random: np.random.Generator,
+        augment: Augment = as_it_is,
+    ) -> Prepared:
+        """See :class:`~vla_ros_models.training.SampleInputs`."""
+        processing = self.processing
+        state = np.concatenate([np.zeros(0), *(observation.state[key] for key in self.states)])
+        normalized = processing.normalized_state(state)
+        images = {
+            name: observation.images[key]
+            for key, name in zip(self.keys, processing.images, strict=True)
+            if key in observation.images
+        }
+        shown = dict(zip(images, processing.prepared_images(images, self.side), strict=True))
+        shown = {name: augment(name, image, random) for name, image in shown.items()}
+        empty = np.zeros_like(next(iter(shown.values())))
+        tokens = processing.tokens(self.encode, observation.instruction, normalized)
+        missing = self.around * min(self.cameras - len(images), self.empty)
+        tokens = np.array([*missing, *tokens, *((0,) if self.state_token else ())], np.int64)
+        shape = (len(actions), self.action_dim)
+        return {
+            "images": np.stack([shown.get(name, empty) for name in processing.images]),
+            "seen": np.array([name in images for name in processing.images]),
+            "tokens": tokens,
+            "valid": np.ones(len(tokens), np.bool_),
+            "state": pad_numbers(normalized, self.state_dim),
+            "actions": pad_numbers(processing.model_actions(actions, state), self.action_dim),
+            "is_pad": is_pad,
+            "noise": random.standard_normal(shape, np.float32),
+            "time": np.asarray(flow_time(random)),
+        }
+
+    def collate(self, samples: Sequence[Prepared]) -> FlowBatch:
+        """See :class:`~vla_ros_models.training.SampleInputs`."""
+        return FlowBatch(**{one.name: stack_arrays(samples, one.name) for one in fields(FlowBatch)})
+
+
+def make_trainable(
+    checkpoint: PiCheckpoint,
+    device: str,
+    dtype: str,
+    recompute_layers: bool,
+    tokenizer: str = "",
+    mask_padding: bool = False,
+) -> Trainable:
+    """Load a checkpoint of pi0 or pi0.5 for training; matrices have the type ``dtype``."""
+    sizes, processing = checkpoint.architecture, checkpoint.processing
+    words = load_tokenizer(find_tokenizer(checkpoint.folder, tokenizer, checkpoint.tokenizer), sizes.vocabulary)
+    network = load_network(checkpoint, device, dtype)
+    layout = "openpi" if processing.antialias else "lerobot"
+    numbers = sizes.action_dim if layout == "openpi" else processing.action_size
+    trainee = FlowTrainee(network, FlowLossForm(numbers, mask_padding), recompute_layers)
+    return Trainable(
+        trainee,
+        {f"network.{name}": stored for name, stored in separate(network, checkpoint.parts).items()},
+        checkpoint.stored,
+        FlowInputs(
+            processing,
+            words.encode,
+            checkpoint.image_keys,
+            tuple(key for key, _ in checkpoint.state_keys),
+            sizes.vision.image_size,
+            sizes.action_dim,
+            sizes.action_dim,
+        ),
+        checkpoint.spec,
+        sizes.prefix,
+        sizes.model,
+        layout,
+        tied=EMBEDDINGS,
+    )

@@ -1,0 +1,71 @@
+"""``vla-ros finetune`` on a bag of the demo, up to an inference of what it wrote."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
+pytest.importorskip("peft", reason="the library peft is not installed (extra 'train')")
+pytest.importorskip("rosbags", reason="the library rosbags is not installed (extra 'dds')")
+
+from PIL import Image
+from safetensors.torch import load_file
+
+from vla_ros.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ("--config", str(ROOT / "config" / "demo.yaml"), "--config", str(ROOT / "config" / "demo_pi.yaml"))
+BAG = str(ROOT / "test" / "data" / "bags" / "demo_jpeg")
+QUICK = ("--steps", "2", "--batch", "2", "--workers", "0", "--device", "cpu")
+
+
+def finetune(*words):
+    return main(["finetune", BAG, "--checkpoint", "demo-pi", *CONFIG, *words])
+
+
+def actions(checkpoint, folder, *words):
+    Image.fromarray(np.full((480, 640, 3), 90, np.uint8)).save(folder / "front.png")
+    command = ["infer", "--checkpoint", str(checkpoint), *CONFIG, "--image", str(folder / "front.png"), *words]
+    state = "0,0.4,0,1.5,0,0.7,0,0.5"
+    told = [
+        "--instruction",
+        "pick up the green cube",
+        "--state",
+        state,
+        "--seed",
+        "1",
+        "--json",
+        str(folder / "a.json"),
+    ]
+    assert main([*command, *told]) == 0
+    return np.array(json.loads((folder / "a.json").read_text())["actions"])
+
+
+def test_from_a_bag_to_a_checkpoint_and_its_adapter(tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ("--output", str(out), "--adapter", "lora", "--learning-rate", "0.05", "--seed", "3")
+    assert finetune(*words, *QUICK, "--json", str(tmp_path / "f.json")) == 0
+    found = json.loads((tmp_path / "f.json").read_text())
+    assert len(found["losses"]) == 2
+    assert {"verdict", "peak_gb"} <= found.keys()
+    before, after = (actions(checkpoint, tmp_path) for checkpoint in ("demo-pi", out))
+    assert np.abs(after - before).max() > 1e-6
+    merged = actions(out / "adapter", tmp_path)  # the same weights, but for the rounding of the stored type
+    np.testing.assert_allclose(merged, after, atol=0.05 * np.abs(after - before).max() + 1e-3)
+    assert "held out" in capsys.readouterr().out
+
+
+def test_the_statistics_of_the_data_are_trained_on_and_written(tmp_path):
+    out, name = tmp_path / "out", "policy_preprocessor_normalizer_processor.safetensors"
+    assert finetune("--output", str(out), "--statistics", "data", *QUICK) == 0
+    shipped = load_file(ROOT / "src" / "vla_ros_models" / "pi" / "demo_checkpoint" / name)
+    written = load_file(out / name)
+    assert written.keys() == shipped.keys()
+    assert not np.allclose(written["observation.state.q01"], shipped["observation.state.q01"], atol=1e-2)
+
+
+def test_without_an_output(capsys):
+    assert finetune(*QUICK) == 1
+    assert "--output" in capsys.readouterr().err

@@ -1,0 +1,275 @@
+"""Training runs: what trains, resuming, several processes, and what goes wrong."""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
+pytest.importorskip("accelerate", reason="the library accelerate is not installed (extra 'train')")
+pytest.importorskip("peft", reason="the library peft is not installed (extra 'train')")
+
+import torch
+from safetensors.torch import load_file
+
+from test.training.runs import CPU, OPTIONS, SMOLVLA, ArmSamples, opened, policy_of, run, stream_of
+from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros_lab.training import proof, state
+from vla_ros_lab.training.export import export
+from vla_ros_lab.training.finetune import FineTuning, add_training_arguments, finetune
+from vla_ros_lab.training.recipes import recipe_of
+from vla_ros_lab.training.samples import Sample
+from vla_ros_lab.training.stream import SampleStream
+from vla_ros_lab.training.trainer import TrainOptions, train
+from vla_ros_models import evidence
+
+
+@pytest.mark.parametrize(
+    ("family", "adapter"),
+    [("smolvla", "full"), ("smolvla", "qlora"), ("openvla", "lora"), ("openvla", "qlora"), ("oft", "lora"),
+     ("pi05", "full"), ("pi05", "lora"), ("groot", "full")],
+)  # fmt: skip
+def test_what_is_exported_is_what_was_trained(tmp_path, family, adapter):
+    adapted = opened(family, adapter)
+    before = {name: one.detach().clone() for name, one in adapted.parameters.items()}
+    found = run(adapted, tmp_path / "run", 2)
+    assert len(found.losses) == 2
+    assert any(not torch.equal(before[name], one) for name, one in adapted.parameters.items())
+    folder, settings = OPTIONS[family]
+    export(adapted, folder, tmp_path / "out", "float32")
+    again = policy_of(tmp_path / "out", *settings).trainable(CPU)
+    samples = ArmSamples(again.spec)
+    batch = again.inputs.collate(
+        [again.inputs.prepare(one.observation, one.actions, one.is_pad, np.random.default_rng(1))
+         for one in (samples[0], samples[20])]
+    )  # fmt: skip
+    with torch.no_grad():
+        trained = adapted.trainable.trainee(batch).total.item()
+        exported = again.trainee(batch).total.item()
+    assert exported == pytest.approx(trained, rel=2e-5)
+    assert (tmp_path / "out" / "adapter" / "adapter_model.safetensors").exists() == (adapter != "full")
+    frozen = [name for name in again.stored if name not in {*adapted.whole.values()}]
+    assert adapter == "qlora" or len(frozen) > 0 or family == "pi05"
+
+
+def test_peft_merges_the_adapter_as_the_export_does(tmp_path):
+    """The adapter's folder, merged by hand as peft's documentation says, gives the exported weights."""
+    adapted = opened("smolvla", "lora")
+    run(adapted, tmp_path / "run", 2)
+    export(adapted, SMOLVLA, tmp_path / "out", "float32")
+    adapter = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
+    config = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())
+    base, merged = load_file(SMOLVLA / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    layers = {name.removesuffix(".lora_A.weight") for name in adapter if ".lora_A." in name}
+    assert layers
+    for layer in layers:
+        name = f"{layer.removeprefix('base_model.model.')}.weight"
+        delta = adapter[f"{layer}.lora_B.weight"] @ adapter[f"{layer}.lora_A.weight"]
+        wanted = base[name].float() + config["lora_alpha"] / config["r"] * delta
+        np.testing.assert_allclose(merged[name].numpy(), wanted.numpy(), atol=1e-6)
+        assert name.removesuffix(".weight") in config["target_modules"]
+    unchanged = base.keys() - {f"{layer.removeprefix('base_model.model.')}.weight" for layer in layers}
+    assert all(torch.equal(base[name].float(), merged[name].float()) for name in unchanged)
+
+
+def test_accumulated_batches_are_one_large_batch(tmp_path):
+    """Without padding in the loss, two batches of two are one of four."""
+    whole = run(opened("pi05"), tmp_path / "whole", 3, batch=4)
+    parts = run(opened("pi05"), tmp_path / "parts", 3, batch=2, accumulation=2)
+    np.testing.assert_allclose(parts.losses, whole.losses, rtol=2e-5)
+
+
+def test_workers_change_nothing(tmp_path):
+    assert run(opened(), tmp_path / "a", 2, workers=2).losses == run(opened(), tmp_path / "b", 2).losses
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_resumed_run_is_an_unbroken_one_to_the_bit(tmp_path, at):
+    unbroken = opened()
+    expected = run(unbroken, tmp_path / "whole", 5)
+    broken = opened()
+    stream, options = stream_of(broken), TrainOptions(steps=5, batch=2, workers=0, learning_rate=1e-3, save_every=1)
+
+    class Stopping:
+        """Stops the run when its sample is asked for."""
+
+        def prepare(self, *arguments):
+            self.count = getattr(self, "count", 0) + 1
+            if self.count > 2 * at:
+                raise KeyboardInterrupt
+            return broken.trainable.inputs.prepare(*arguments)
+
+        collate = broken.trainable.inputs.collate
+
+    recipe = recipe_of("smolvla", "")
+    stopped = SampleStream(stream.samples, stream.episodes, Stopping(), 0)
+    with pytest.raises(VlaRosError, match=f"after step {at} of 5"):
+        train(broken, stopped, recipe, options, tmp_path / "broken", lambda line: None)
+    resumed = opened()
+    found = train(resumed, stream, recipe, options, tmp_path / "broken", lambda line: None)
+    assert found.losses == expected.losses
+    for name, one in unbroken.parameters.items():
+        assert torch.equal(one, resumed.parameters[name]), name
+
+
+def test_a_half_written_state_does_not_load(tmp_path, monkeypatch):
+    adapted = opened()
+    run(adapted, tmp_path, 1)
+
+    def fail(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(state, "save_file", fail)
+    with pytest.raises(VlaRosError, match=r"step 2 could not be written.*No space"):
+        run(adapted, tmp_path, 2)
+    assert sorted(one.name for one in tmp_path.glob("*step-*")) == ["step-00000001"]
+
+
+def test_a_full_disk_leaves_no_checkpoint_that_loads(tmp_path, monkeypatch):
+    adapted = opened()
+    monkeypatch.setattr(
+        "vla_ros_lab.training.export.save_file",
+        lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")),
+    )
+    with pytest.raises(VlaRosError, match="No space left"):
+        export(adapted, SMOLVLA, tmp_path / "out")
+    assert not (tmp_path / "out" / "config.json").exists()
+
+
+@dataclass(frozen=True, eq=False)
+class Damaged(ArmSamples):
+    """Samples of which one has an action that is no number."""
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        actions = sample.actions.copy()
+        actions[0, 0] = np.nan if index == 9 else actions[0, 0]
+        return Sample(sample.observation, actions, sample.is_pad, sample.episode, sample.frame)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_numbers_that_are_none_are_named(tmp_path, workers):
+    adapted = opened()
+    samples = Damaged(adapted.trainable.spec)
+    stream = SampleStream(samples, samples.episodes, adapted.trainable.inputs, 0)
+    options = TrainOptions(steps=40, batch=2, workers=workers)
+    with pytest.raises(VlaRosError, match=r"^episode 1, frame 2: its actions contain NaN") as told:
+        train(adapted, stream, recipe_of("smolvla", ""), options, tmp_path, lambda line: None)
+    assert "Traceback" not in str(told.value)
+
+
+def arguments(*words):
+    parser = argparse.ArgumentParser()
+    add_training_arguments(parser)
+    return parser.parse_args(
+        [*words, "--batch", "2", "--workers", "0", "--device", "cpu", "--learning-rate", "1e-3"]
+    )
+
+
+def job(lengths=(6, 5, 7, 6, 5, 6, 7)):
+    folder, settings = OPTIONS["pi05"]
+
+    def reload(other):
+        return policy_of(other, *settings, "policy.self_test:=false")
+
+    return FineTuning(reload(folder), folder, lambda spec: ArmSamples(spec, lengths), reload, {"samples": "0"})
+
+
+def test_the_whole_way(tmp_path):
+    """Train, export, compare on held-out episodes, and the evidence of it, which scores complete."""
+    out, lines = tmp_path / "out", []
+    words = ("--output", str(out), "--steps", "3", "--hold-out", "0.8")
+    found = finetune(job(), arguments(*words), lines.append)
+    assert len(found["losses"]) == 3
+    assert found["proof"]["basis"] == "recordings"
+    assert found["proof"]["pairs"] == 6
+    assert found["verdict"] in (proof.WORSE, proof.NO_CONTRADICTION)
+    assert any("samples/s" in line for line in lines)
+    assert list((out / "run" / "events").rglob("events*"))
+    told = json.loads((out / "evidence" / "evidence.json").read_text())
+    assert told["weights"]["model.safetensors"] == evidence.sha256(out / "model.safetensors")
+    folder, _ = OPTIONS["pi05"]
+    assert told["base"]["model.safetensors"] == evidence.sha256(folder / "model.safetensors")
+    required = policy_of(out, "policy.evidence:=require")
+    with pytest.raises(VlaRosError, match="closed loop"):
+        required.load()
+    for name, won in (("old", 3), ("new", 17)):
+        episodes = [{"episode_id": seed, "metrics": {"success": seed < won}} for seed in range(20)]
+        (tmp_path / f"{name}.json").write_text(json.dumps({"tasks": [{"task": "pick", "episodes": episodes}]}))
+    scores = ("--scores", str(tmp_path / "old.json"), str(tmp_path / "new.json"))
+    promoted = finetune(job(), arguments(*words, *scores), lines.append)
+    assert promoted["verdict"] == proof.BETTER
+    required.load()
+    required.close()
+    with (out / "config.json").open("a") as file:
+        file.write("\n")
+    with pytest.raises(VlaRosError, match=r"other files.*config\.json"):
+        required.load()
+
+
+def test_another_run_does_not_resume(tmp_path):
+    out = tmp_path / "out"
+    finetune(job(), arguments("--output", str(out), "--steps", "1", "--hold-out", "0"), lambda line: None)
+    with pytest.raises(ConfigError, match="holds another run: seed"):
+        finetune(job(), arguments("--output", str(out), "--steps", "1", "--seed", "1"), lambda line: None)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(ConfigError, match="is not empty"):
+        finetune(job(), arguments("--output", str(tmp_path / "other")), lambda line: None)
+
+
+def test_verdicts():
+    """Only scores can say better; few episodes say nothing."""
+    old = np.array([0.5, 0.6, 0.4, 0.5, 0.6, 0.5])
+    assert proof.compare_errors(old, old - 0.2).verdict == proof.NO_CONTRADICTION
+    assert proof.compare_errors(old, old + 0.2).verdict == proof.WORSE
+    assert proof.compare_errors(old[:3], old[:3] + 0.2).verdict == proof.UNDECIDED
+    assert proof.compare_errors(old[:0], old[:0]).basis == "none"
+
+
+PART = r"action_|time_mlp|paligemma_with_expert.gemma_expert"
+
+
+def start(folder, steps, batch, *launcher, **variables):
+    """RunResult :mod:`test.training.runs` in a process of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **variables}
+    script = str(Path(__file__).with_name("runs.py"))
+    command = [sys.executable, *launcher, script, str(folder), str(steps), str(batch), PART]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+def test_killed_runs_resume(tmp_path):
+    """A process that is killed while it trains or writes its state resumes to the same losses, bit for bit."""
+    folder = tmp_path / "run"
+    expected = run(opened("pi05", "full", train=PART), tmp_path / "whole", 8)
+    child = start(folder, 8, 2)
+    deadline = time.monotonic() + 120
+    while not list(folder.glob("step-*")) and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert start(folder, 8, 2).wait(180) == 0
+    assert json.loads((folder / "losses.json").read_text()) == expected.losses
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_losses_of_one(tmp_path):
+    folder = tmp_path / "run"
+    expected = run(
+        opened("pi05", "full", train=PART),
+        tmp_path / "whole",
+        3,
+        batch=4,
+    )
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29611")
+    assert start(folder, 3, 2, *launcher, ACCELERATE_USE_CPU="true").wait(240) == 0
+    np.testing.assert_allclose(json.loads((folder / "losses.json").read_text()), expected.losses, rtol=1e-5)
