@@ -33,6 +33,7 @@ class JointState:
     velocities: FloatArray = field(default_factory=lambda: _NO_NUMBERS)
     # Float64 [N], Nm or N; empty if the driver sets no efforts.
     efforts: FloatArray = field(default_factory=lambda: _NO_NUMBERS)
+    publisher: bytes = b""  # its id; empty if unknown, or if several publish the arm's joints
 
     def select(self, names: tuple[str, ...], what: str = "positions") -> FloatArray:
         """Return the positions of ``names`` in that order, float64 [len(names)].

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vla_ros.execution.drivers import SERVO_TYPE
 from vla_ros.execution.gate import DriverGate
-from vla_ros.execution.outputs import SERVO_TYPE
 
 pytestmark = pytest.mark.filterwarnings("error")
 

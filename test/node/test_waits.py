@@ -70,12 +70,17 @@ WAITS = {
     "graph/dds/discovery.py::_taken": "32 times 256 samples; the rest waits for the next look",
     "execution/context.py::flush": "the kinds of log lines that wait",
     "control/safety.py::_deliver": "the events that listeners add",
+    "node/guard_client.py::_read": "does not block",
+    "node/guard_client.py::look": "the zeros that the guard has sent since the last look",
+    "node/guard_client.py::reset": "0.2 s for the guard, which hears stops meanwhile",
     "graph/dds/action.py::_on_goal": "20 goals that are remembered",
     # At the start.
     "execution/claim.py::__init__": "0.2 s for each other node that claims the same",
     "execution/claim.py::wait_until_alone": "5 s, then an error",
     "graph/wiring.py::publisher_and_gid": "2 s, then an error",
+    "node/guard_client.py::open": "60 s, then an error",
     # At the end.
+    "node/guard_client.py::close": "1 s, then the guard is killed, and 1 s",
     "execution/gate.py::finish_holds": "timeouts.joint_state, at most 2 s",
     "node/control_loop.py::stop": "timeouts.inference + 1 s, then the inference is abandoned",
     "node/inference.py::close": "what is left of ControlLoop.stop",
@@ -113,7 +118,7 @@ OTHERS = {
     "graph/dds/action.py::on_end",
     "graph/dds/service.py::dispatch",
     "execution/gripper_goals.py::on_done",
-    "execution/outputs.py::_on_answer",
+    "execution/drivers.py::_on_answer",
     "node/receiver.py::joints",
     "node/trained.py::_largest",
 }

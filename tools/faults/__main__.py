@@ -5,11 +5,12 @@ import json
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
+from types import MappingProxyType
 
 from tools.faults.director import Director, Outcome
 from tools.faults.processes import DOMAINS, reserved
@@ -18,12 +19,18 @@ from tools.faults.rows import ROWS, runnable
 
 
 def run_rows(
-    rows: Sequence[Row], repeat: int, seed: int, jobs: int, records: Path | None = None, backend: str = "dds"
+    rows: Sequence[Row],
+    repeat: int,
+    seed: int,
+    jobs: int,
+    records: Path | None = None,
+    backend: str = "dds",
+    more: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Outcome]:
     """Run each row in its own DDS domain, ``jobs`` at a time, and print its outcome when it ends.
 
     ``repeat`` is the number of injections per row; ``records`` is a folder for the records of rows with violations;
-    ``backend`` is that of the node and the robot.
+    ``backend`` is that of the node and the robot; ``more`` has options of the node in every row.
     """
     free = SimpleQueue[int]()
     for domain in random.Random(seed).sample(DOMAINS, len(DOMAINS)):
@@ -31,7 +38,7 @@ def run_rows(
 
     def one(number: int) -> Outcome:
         with reserved(free) as domain:
-            director = Director(rows[number], seed + number, domain, backend=backend)
+            director = Director(rows[number], seed + number, domain, more, backend)
             outcome = director.run(repeat)
         print(line(outcome), flush=True)
         if outcome.violations and records is not None:
@@ -81,6 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="how node and robot join the graph: by the embedded participant (default), or with the ROS 2 that is "
         "sourced, over RMW_IMPLEMENTATION",
     )
+    parser.add_argument("--guard", action="store_true", help="the node has a guard (guard.process)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all outcomes as JSON")
     given = parser.parse_args(arguments)
     rows = [row for row in ROWS if not given.row or any(text in row.name for text in given.row)]
@@ -93,7 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(10**5)
     print(f"{len(rows)} rows, {given.repeat} injections each, seed {seed}\n\n{HEADER}", flush=True)
     began = time.monotonic()
-    outcomes = run_rows(rows, given.repeat, seed, given.jobs, given.records, given.backend)
+    more = {"guard.process": "true"} if given.guard else {}
+    outcomes = run_rows(rows, given.repeat, seed, given.jobs, given.records, given.backend, more)
     injections = sum(len(outcome.injections) for outcome in outcomes)
     violations = sum(len(outcome.violations) for outcome in outcomes)
     interrupted = sum(len(outcome.interrupted) for outcome in outcomes)

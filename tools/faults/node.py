@@ -3,12 +3,21 @@
 Takes the arguments of ``vla-ros run``. The instruction selects what the policy does: ``wave`` moves in random
 steps; ``carry`` as well, with the gripper closed; ``meet`` moves two arms towards each other; ``late 0.5`` takes
 half a second per inference; ``raise``, ``nan``, ``infinite``, ``shape`` and ``empty`` cause the error that they
-name.
+name. ``lock 3`` keeps the interpreter's lock for three seconds while the plan is executed, ``graph 3`` blocks the
+graph's thread then, ``endless 3`` computes and ``never 3`` waits that long in the inference, ``memory 3`` lets no
+thread get memory meanwhile.
 """
 
 import argparse
+import ctypes
+import os
+import resource
+import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -33,6 +42,42 @@ _TOWARDS = np.array([0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])  # rad; of the right ar
 _WILD = 0.15  # share of steps far beyond every limit
 
 
+_SOON = 0.35  # s after the inference that begins a plan
+
+
+def _keep_lock(seconds: float) -> None:
+    threading.Timer(_SOON, ctypes.PyDLL(None).usleep, [int(1e6 * seconds)]).start()
+
+
+def _block_graph(seconds: float) -> None:
+    """Block the thread that spins, which handles signals, between two of its callbacks."""
+    signal.signal(signal.SIGWINCH, lambda *_: time.sleep(seconds))
+    threading.Timer(_SOON, os.kill, [os.getpid(), signal.SIGWINCH]).start()
+
+
+def _compute(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
+def _exhaust(seconds: float) -> None:
+    """Leave no address space to this process for a while."""
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    threading.Timer(_SOON, resource.setrlimit, [resource.RLIMIT_AS, (size, hard)]).start()
+    threading.Timer(_SOON + seconds, resource.setrlimit, [resource.RLIMIT_AS, (hard, hard)]).start()
+
+
+_STALLS: dict[str, Callable[[float], None]] = {
+    "lock": _keep_lock,
+    "graph": _block_graph,
+    "endless": _compute,
+    "never": time.sleep,
+    "memory": _exhaust,
+}
+
+
 class WildPolicy(Policy):
     """A policy whose actions depend only on the stamp of the frame and on the instruction.
 
@@ -44,6 +89,7 @@ class WildPolicy(Policy):
 
     def __init__(self, config: Config, horizon: int = 1, seconds: float = 0.0) -> None:
         self._seconds, self._closed = seconds, np.array(config.gripper.closed_value)
+        self._stalled = ""  # the instruction that has stalled it
         images = tuple(ImageFeature(key, ResizeNaive((64, 64))) for key in config.camera.keys)
         parts = parse_components(" + ".join(config.features.action) or "arm.tip_delta + arm.gripper", action=True)
         self._parts = tuple((part, part.size(len(ARM))) for part in parts)
@@ -52,6 +98,9 @@ class WildPolicy(Policy):
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
         word, _, amount = observation.instruction.partition(" ")
+        if word in _STALLS and observation.instruction != self._stalled:
+            self._stalled = observation.instruction
+            _STALLS[word](float(amount))
         if word == "raise":
             raise RuntimeError("the policy fails on command")
         time.sleep(float(amount or 0.5) if word == "late" else self._seconds)

@@ -8,6 +8,9 @@ EVENT = "~/event"  # out: std_msgs/String, JSON at each change of source, episod
 LEADER_TARGET = "~/leader_target"  # out: sensor_msgs/JointState to which a leader with motors goes before its use
 RUN_SUCCESS = "~/success"  # in: std_msgs/Bool; true ends a goal of ~/run_policy with success
 HEARTBEAT = "~/heartbeat"  # in: std_msgs/Empty; required if timeouts.heartbeat is not 0
+# out: std_msgs/UInt32MultiArray of the guard at 20 Hz: counter, state (0 holding, 1 moving, 2 stopped), and the
+# CRC-32 of both as little-endian bytes
+GUARD_HEARTBEAT = "~/guard_heartbeat"
 DIAGNOSTICS = "/diagnostics"  # out: diagnostic_msgs/DiagnosticArray, once a second
 STATUS = "~/status"  # out: std_msgs/String with state and reasons as JSON at each change, TRANSIENT_LOCAL
 COLLISION = "~/collision"  # out: visualization_msgs/MarkerArray of what collision.check sees, if subscribed

@@ -12,6 +12,7 @@ from typing import Any
 
 from vla_ros.config.collision import CollisionConfig
 from vla_ros.config.control import ControlConfig
+from vla_ros.config.guard import GuardConfig
 from vla_ros.config.options import PolicyConfig, option
 from vla_ros.config.record import RecordConfig
 from vla_ros.config.registry import options_class
@@ -79,6 +80,7 @@ class Config:
     features: FeaturesConfig = field(default_factory=FeaturesConfig)
     takeover: TakeoverConfig = field(default_factory=TakeoverConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
     preset: str = option("", "Known robot whose options (config/presets) replace the defaults; empty: none")
     own: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))

@@ -48,6 +48,7 @@ class Command:
     # Float64 [D] in the units of an environment, NaN in the columns of other arms, for the output ``environment``
     # (:mod:`vla_ros.control.environment_arm`); else None.
     action: FloatArray | None = None
+    limited_by: tuple[int, bytes] = 0, b""  # stamp and publisher of the joint state by which it was limited
     refused: Refused | None = None  # why this arm holds while others move (``control.arms_hold_alone``), or None
 
     @property

@@ -36,6 +36,7 @@ class _Joint:
     stamped: bool
     seen: int  # nanoseconds of the steady clock
     published: float  # Suspension.note_arrival
+    publisher: bytes
 
 
 @dataclass
@@ -163,7 +164,7 @@ class JointStateMerger:
                 if before is None or message.stamp >= before.stamp:
                     stamped = bool(stamp)
                     self._known[name] = _Joint(
-                        position, velocity, effort, message.stamp, stamped, steady, published
+                        position, velocity, effort, message.stamp, stamped, steady, published, publisher
                     )
             known_needed = [self._known[name] for name in self._needed if name in self._known]
             if not concerns and (self._own or len(known_needed) == len(self._needed)):
@@ -173,7 +174,9 @@ class JointStateMerger:
             positions = np.array([joint.position for joint in known], dtype=np.float64)
             velocities = _unless_empty([joint.velocity for joint in known])
             efforts = _unless_empty([joint.effort for joint in known])
-            joints = JointState(tuple(self._known), positions, oldest, velocities, efforts)
+            publishers = {joint.publisher for joint in known_needed}
+            one = publishers.pop() if len(publishers) == 1 else b""
+            joints = JointState(tuple(self._known), positions, oldest, velocities, efforts, one)
             stamp = oldest if all(joint.stamped for joint in known_needed) else 0
             earliest = min((joint.published for joint in known_needed), default=published)
             return MergedJointState(joints, stamp, earliest)

@@ -107,6 +107,12 @@ class Reason(str, Enum):
         Level.STOP,
         "several commands could not be written to the driver",
     )
+    GUARD_LOST = "guard_lost", Level.STOP, "the guard's process has ended, hangs, or cannot be reached"
+    GUARD_REJECTED = (
+        "guard_rejected",
+        Level.STOP,
+        "the guard has refused a command, which means a fault in the node",
+    )
     COMMAND_CONTESTED = "command_contested", Level.STOP, "another node publishes commands for the same driver"
     MIDDLEWARE_GONE = "middleware_gone", Level.STOP, "new processes can no longer reach the node"
     THREAD_DIED = "thread_died", Level.STOP, "a thread of the node, or a callback, failed with an unexpected error"

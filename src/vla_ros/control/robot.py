@@ -230,7 +230,8 @@ class RobotController:
         if stops or (refused and not alone):
             raise (stops or refused)[0]
         made = [self._command_or_hold(arm, each, joints) for arm, each in zip(self.arms, tried, strict=True)]
-        return self._keep_clear([each for each in made if isinstance(each, Command)], joints)
+        clear = self._keep_clear([each for each in made if isinstance(each, Command)], joints)
+        return tuple(_limited_by(each, self._used.get(each.arm) or self._known.get(each.arm)) for each in clear)
 
     def _keep_clear(self, commands: Sequence[Command], joints: ArmJoints) -> tuple[Command, ...]:
         """Return the commands, shortened if the arms come near something; raise Refused if they come too near."""
@@ -286,7 +287,7 @@ class RobotController:
             for arm in chosen:
                 self._known[arm.name] = self._used[arm.name] = None
             tried = [self._call(arm, arm.hold, of_arm(joints, arm.name)) for arm in chosen]
-        commands = tuple(each for each in tried if isinstance(each, Command))
+        commands = tuple(_limited_by(each, of_arm(joints, each.arm)) for each in tried if isinstance(each, Command))
         return commands, tuple(each for each in tried if isinstance(each, Refused))
 
     def _call(self, arm: AnyArm, make: Callable[..., Result], *arguments: Any) -> Result | Refused:
@@ -300,3 +301,8 @@ class RobotController:
 def of_arm(joints: ArmJoints, arm: str) -> JointState | None:
     """Return the joint state that has the arm's joints, or None."""
     return joints.get(arm) if isinstance(joints, Mapping) else joints
+
+
+def _limited_by(command: Command, joints: JointState | None) -> Command:
+    """Return the command with the joint state by which it was limited."""
+    return command if joints is None else replace(command, limited_by=(joints.stamp, joints.publisher))

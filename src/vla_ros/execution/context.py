@@ -1,5 +1,6 @@
 """State shared by the parts of a running node, and the only place that reports the outcome of a frame."""
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from logging import Logger
 from typing import Protocol
@@ -8,6 +9,7 @@ from vla_ros.config import LiveConfig
 from vla_ros.control.clock import Clock
 from vla_ros.control.inputs import Inputs
 from vla_ros.control.outcome import FrameOutcome, StepResult
+from vla_ros.control.reasons import Reason
 from vla_ros.control.safety import Safety
 from vla_ros.control.suspension import Suspension
 from vla_ros.control.watchdog import Watchdog
@@ -43,6 +45,31 @@ class ThrottledLogger:
         while self._newest:
             _, (text, severity) = self._newest.popitem()
             say(self._logger, text, severity)
+
+
+class Reacting(Protocol):
+    """The part of :class:`Safety` that the drivers' endpoints need."""
+
+    def sending(self) -> AbstractContextManager[bool]:
+        """See :meth:`Safety.sending`."""
+
+    def react(self, reason: Reason, detail: str = "") -> None:
+        """See :meth:`Safety.react`."""
+
+
+class Surroundings(Protocol):
+    """The part of :class:`Context` that the drivers' endpoints need, which a guard's process has as well."""
+
+    @property
+    def options(self) -> LiveConfig: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def safety(self) -> Reacting: ...
+    @property
+    def throttled(self) -> ThrottledLogger: ...
+    @property
+    def logger(self) -> Logger: ...
 
 
 @dataclass(frozen=True)

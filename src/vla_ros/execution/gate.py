@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from vla_ros.config import Config
 from vla_ros.control.command import Command, lifetime
 from vla_ros.control.reasons import Reason
 from vla_ros.control.robot import RobotController
@@ -95,6 +96,12 @@ class CommandGate:
         self._log(f"a command could not be written: {error}")
         return error.arms if isinstance(error, WriteError) else frozenset()
 
+    def rest(self) -> None:
+        """Announce that the thread that sends motions runs; call it at least ten times a second."""
+
+    def configure(self, config: Config) -> None:
+        """Apply changed options to the commands that follow; call it on the thread that sends motions."""
+
     def supervise(self) -> None:
         """Let safety react to the watchdog's findings."""
         now = self._context.clock.now()
@@ -153,7 +160,7 @@ class DriverGate(CommandGate):
 
     def supervise(self) -> None:
         """Let safety react to all findings, hold, and end expired velocities; also called 50 times a second."""
-        now = self._context.clock.now()
+        now, guard = self._context.clock.now(), self._look_at_guard()
         topic, subscribers = self._outputs.subscribers
         self._context.watchdog.see_driver(subscribers, now, topic)
         self.send_due_holds()
@@ -162,9 +169,24 @@ class DriverGate(CommandGate):
                 self._safety.clear(Reason.SUSPENDED)
             if not self._due:
                 self._safety.clear(Reason.DRIVER_WRITE)
-            self._safety.follow({**self._watch.found, **self._context.watchdog.active(now)})
+            self._safety.follow({**self._watch.found, **guard, **self._context.watchdog.active(now)})
         self.send_due_holds()  # another thread may be busy with the event
         self.end_expired_velocities()
+
+    def rest(self) -> None:
+        self._outputs.rest()
+
+    def configure(self, config: Config) -> None:
+        self._outputs.configure(config)
+
+    def _look_at_guard(self) -> Mapping[Reason, str]:
+        """Return why a guard lets nothing move; hold if it holds by itself."""
+        try:
+            return self._outputs.look()
+        except WriteError as error:
+            with self.sending():
+                self.write_failed(error)
+            return {}
 
     def forget_holds(self) -> None:
         """Forget holds that are due, because a person has taken over the arm."""

@@ -7,7 +7,7 @@ from vla_ros.config import ArmConfig
 from vla_ros.control.command import Command
 from vla_ros.control.reasons import Reason
 from vla_ros.errors import WriteError
-from vla_ros.execution.context import Context
+from vla_ros.execution.context import Surroundings
 from vla_ros.graph.wiring import Wiring
 
 ACTION_TYPES = {
@@ -35,7 +35,7 @@ class GripperGoals:
     """
 
     def __init__(
-        self, context: Context, wiring: Wiring, arm: ArmConfig, write_failed: Callable[[WriteError], object]
+        self, context: Surroundings, wiring: Wiring, arm: ArmConfig, write_failed: Callable[[WriteError], object]
     ) -> None:
         self._gripper, name = arm.gripper, arm.gripper_topic
         self._context, self._make, self._write_failed = context, wiring.graph, write_failed

@@ -242,6 +242,11 @@ class Graph(Backend, ABC):
             if self._closing:
                 self.close()
 
+    def spin_once(self, period: float = 0.0) -> None:
+        """Run the callbacks that are due, for a thread with a loop of its own instead of :meth:`spin`."""
+        if not self._closing:
+            self._spin_once(period)
+
     def wake(self) -> None:
         if not self._closing:
             self._wake()

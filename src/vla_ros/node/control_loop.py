@@ -116,6 +116,7 @@ class ControlLoop:
         An event is a due step of the plan, a due command between steps, a finished inference, or a new frame.
         """
         self._take_options()
+        self._gate.rest()
         if self._person_loop is not None and self._person_loop.acts:
             return self._correct(self._person_loop)
         self._wait(min(self._step_due, self._executor.command_due), lambda: self._step_due <= self._clock.steady())
@@ -197,6 +198,7 @@ class ControlLoop:
 
     def _configure(self) -> None:
         self._executor.configure(self._config)
+        self._gate.configure(self._config)
         if self._controller.collision is not None:
             self._controller.collision.configure(self._config)
         if self._person_loop is not None:

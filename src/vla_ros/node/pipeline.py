@@ -36,10 +36,26 @@ class ActionPipeline:
             if arm.config.output != ENVIRONMENT and (text := unstated(arm.config, arm.joints, arm.kinematics))
         ]
         return [
+            *self._unused,
             *(f"features.joint_form: {text}" for state in self.binding.states for text in state.unit_warnings()),
             *(arm.unused_gripper for arm in self.controller.arms if arm.unused_gripper),
             *assumed,
         ]
+
+    @property
+    def _unused(self) -> list[str]:
+        """Which options of ``control`` are not what the policy does."""
+        spec, control, found = self.binding.spec, self.binding.config.control, []
+        if control.schedule not in ("auto", self.schedule.kind):
+            why = "returns single steps" if spec.horizon == 1 else "cannot continue the chunk being executed"
+            found.append(
+                f"control.schedule: found {control.schedule}, but the policy {why}: using '{self.schedule.kind}'"
+            )
+        if spec.execute_steps and control.execute_steps not in (0, spec.execute_steps):
+            found.append(
+                f"control.execute_steps: found {control.execute_steps}, but the policy states {spec.execute_steps}"
+            )
+        return found
 
     @property
     def summary(self) -> str:

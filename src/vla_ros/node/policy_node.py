@@ -32,6 +32,7 @@ from vla_ros.graph.node import Backend, Node, printable_logger, say
 from vla_ros.graph.wiring import Wiring
 from vla_ros.middleware.checks import middleware_watch
 from vla_ros.node.control_loop import ControlLoop
+from vla_ros.node.guard_client import GuardClient, start_guard
 from vla_ros.node.lockstep import LockstepWiring
 from vla_ros.node.pipeline import ActionPipeline, build_pipeline
 from vla_ros.node.receiver import FrameReceiver, StateReceiver
@@ -77,6 +78,7 @@ class PolicyNode:
         self._source: ActionSource | None = None
         self._pipeline: ActionPipeline | None = None
         self._gate: DriverGate | None = None
+        self._guard: GuardClient | None = None
         self._loop: ControlLoop | None = None
         self._telemetry: Telemetry | None = None
         self._person: PersonSource | None = None
@@ -102,6 +104,7 @@ class PolicyNode:
         try:
             record(self.config, self._node, self._wiring)
             self._wiring.on_close(claim_name(self._node.get_fully_qualified_name()).close)
+            self._guard = start_guard(self.config, self._node, self._wiring)
             source.load(progress)
             pipeline = build_pipeline(self.config, source.spec)
             wait_until_alone(self._node, self._logger, progress, Clock())
@@ -115,14 +118,6 @@ class PolicyNode:
             raise
         self._logger.info(f"{pipeline.summary} by {self._graph.backend}")
         self._logger.info(f"features:\n{pipeline.describe()}")
-        if (wanted := self.config.control.schedule) not in ("auto", pipeline.schedule.kind):
-            why = "returns single steps" if source.spec.horizon == 1 else "cannot continue the chunk being executed"
-            self._logger.warning(
-                f"control.schedule: found {wanted}, but the policy {why}: using '{pipeline.schedule.kind}'"
-            )
-        stated, chosen = pipeline.binding.spec.execute_steps, self.config.control.execute_steps
-        if stated and chosen not in (0, stated):
-            self._logger.warning(f"control.execute_steps: found {chosen}, but the policy states {stated}")
         for warning in pipeline.warnings:
             self._logger.warning(warning)
 
@@ -172,7 +167,7 @@ class PolicyNode:
         """Destroy the endpoints and free the policy. Safe to call in any state."""
         self.deactivate()
         self._throttled.flush()
-        self._telemetry = self._gate = self._person = self._takeover = None
+        self._telemetry = self._gate = self._guard = self._person = self._takeover = None
         self._wiring.close()
         source, self._source, self._pipeline = self._source, None, None
         if source is not None:
@@ -214,6 +209,8 @@ class PolicyNode:
 
     def reset(self) -> tuple[bool, str]:
         """End a stop, discard the plan and disarm; return True and a sentence for the caller."""
+        if self._guard is not None and (why := self._guard.reset()):
+            return False, f"not reset: {why}"
         self.inputs.new_epoch()
         if self._pipeline is not None:
             self._pipeline.controller.reset()
@@ -269,9 +266,8 @@ class PolicyNode:
             raise VlaRosError(gone)
         config, topics, wiring = self.config, self.config.topics, self._wiring
         joints = "sensor_msgs/msg/JointState"
-        self._telemetry = Telemetry(
-            wiring, self._options, pipeline.binding.spec, pipeline.controller, self.safety, self.stats, self.inputs
-        )
+        known = (self.safety, self.stats, self.inputs, self._guard.report if self._guard else dict)
+        self._telemetry = Telemetry(wiring, self._options, pipeline.binding.spec, pipeline.controller, *known)
         self._watchdog = Watchdog(
             self._options,
             config.camera.topics,
@@ -292,7 +288,7 @@ class PolicyNode:
             self._logger,
         )
         self._scene = join_collision(self._context, wiring, pipeline.controller.collision)
-        outputs = Outputs(self._context, wiring)
+        outputs = Outputs(self._context, wiring, self._guard and self._guard.open(self._context, wiring))
         self._states = states = StateReceiver(self._context, pipeline.controller)
         receiver = FrameReceiver(self._context, self._mailboxes, pipeline.observer)
         self._cameras = receiver.sources
@@ -377,6 +373,8 @@ class PolicyNode:
 
     def _on_event(self, event: Event) -> None:
         """Send a hold when motion ends, and log each change of state."""
+        if event.kind == "stop" and self._guard is not None:
+            self._guard.stop()
         if event.after is not State.ARMED and self._gate is not None:
             self._gate.send_due_holds()
         if event.after is not event.before:

@@ -244,6 +244,6 @@ class StateReceiver:
 
 def joint_state_of(message: Any, now: int) -> JointState:
     """Convert a ``sensor_msgs/JointState``; ``now``, in nanoseconds, replaces a missing stamp."""
-    numbers = [np.asarray(values, dtype=np.float64) for values in (message.velocity, message.effort)]
+    velocities, efforts = (np.asarray(values, dtype=np.float64) for values in (message.velocity, message.effort))
     positions = np.asarray(message.position, dtype=np.float64)
-    return JointState(tuple(message.name), positions, stamp_of(message) or now, *numbers)
+    return JointState(tuple(message.name), positions, stamp_of(message) or now, velocities, efforts)

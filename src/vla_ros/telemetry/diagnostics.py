@@ -110,6 +110,16 @@ def collision_part(why_not: str, nearest: Clearance | None) -> PartStatus:
     return PartStatus("collision", OK, f"{1e3 * nearest.distance:.0f} mm between {pair}", values)
 
 
+def guard_part(guard: Mapping[str, Any]) -> PartStatus:
+    """Report the state of the guard's process, or that there is none (``guard.process``)."""
+    if not guard:
+        return PartStatus("guard", OK, "none: this node sends its commands by itself", {})
+    values = {name: str(value) for name, value in guard.items() if name != "counts"}
+    values |= {f"count/{name}": str(count) for name, count in sorted(guard["counts"].items())}
+    level = {"moving": OK, "holding": OK, "starting": WARN}.get(guard["state"], ERROR)
+    return PartStatus("guard", level, f"{guard['state']}, {guard['age_ms']:.0f} ms ago", values)
+
+
 def topics_part(findings: Mapping[str, str]) -> PartStatus:
     return PartStatus("topics", WARN if findings else OK, "; ".join(findings) or "nothing is wrong", findings)
 

@@ -5,7 +5,7 @@ only for topics that have subscribers.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from vla_ros.collision.checker import Clearance
@@ -44,10 +44,11 @@ class Telemetry:
         safety: Safety,
         stats: Stats,
         inputs: Inputs,
+        guard: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         config = options.current
         self._options, self._spec, self._controller = options, spec, controller
-        self._safety, self._stats, self._inputs = safety, stats, inputs
+        self._safety, self._stats, self._inputs, self._guard = safety, stats, inputs, guard
         self._graph, self._node = wiring.graph, wiring.node
         self._logger = printable_logger(self._node.get_logger())
         self._trace = FrameTrace(config.node.trace, self._logger.error) if config.node.trace else None
@@ -124,6 +125,7 @@ class Telemetry:
             "counters": dict(self._safety.counters),
             "frames": self._stats.frames(),
             "collision": self._collision(),
+            "guard": self._guard(),
         }
         self._status.publish(self._graph.message("std_msgs/msg/String")(data=json.dumps(content)))
         if (status.state, status.mode, *status.blocks) != self._said:
@@ -144,6 +146,7 @@ class Telemetry:
             diagnostics.latency_part(self._stats.latency_ms()),
             diagnostics.execution_part(self._stats.execution.summary()),
             diagnostics.collision_part(self._why_not, self._nearest),
+            diagnostics.guard_part(self._guard()),
             diagnostics.topics_part(self._wrong),
             diagnostics.graph_part(self._graph.lost_checks),
             diagnostics.policy_part(self._answer, outside - self._outside_said),

@@ -38,8 +38,8 @@ class Table:
         return int(np.searchsorted(self.times, time, side="right")) - 1
 
     def joint_state(self, row: int) -> JointState:
-        more = (each[row] if len(each) else np.zeros(0) for each in (self.velocities, self.efforts))
-        return JointState(self.names, self.values[row], int(self.stamps[row]), *more)
+        velocities, efforts = (each[row] if len(each) else np.zeros(0) for each in (self.velocities, self.efforts))
+        return JointState(self.names, self.values[row], int(self.stamps[row]), velocities, efforts)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,82 @@
+"""The channel between the node and its guard: a pair of Unix seqpacket sockets, made before the guard starts.
+
+Packets arrive whole and in order, or not at all. Nobody waits: a channel that is full has nobody at its other end.
+"""
+
+import socket
+from collections.abc import Iterator
+
+from vla_ros.guard.frames import DamagedError, GuardFrame, read_packet
+
+_BUFFER = 1 << 18  # bytes; more than half a second of commands at 250 Hz
+_PACKET = 1 << 16  # bytes
+_MOST = 512  # packets that are taken at once
+
+
+class ChannelError(OSError):
+    """The other end has ended, hangs or is too slow."""
+
+
+def socket_pair() -> tuple["Channel", "Channel"]:
+    """Return the two ends of a new channel."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return Channel(ends[0]), Channel(ends[1])
+
+
+class Channel:
+    """One end of a channel.
+
+    Attributes:
+        socket: The socket, for a selector.
+        is_closed: True once the other end was closed and everything that it sent has been taken.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        self.socket, self.is_closed = end, False
+
+    def send(self, packet: bytes) -> None:
+        """Send a packet, at once. Raises ChannelError if the channel is full or broken."""
+        try:
+            self.socket.send(packet, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            raise ChannelError("the channel is full") from None
+        except OSError as error:
+            raise ChannelError(f"the channel is broken: {error.strerror}") from error
+
+    def take(self) -> Iterator[bytes]:
+        """Yield the packets that have arrived, oldest first."""
+        for _ in range(_MOST):
+            try:
+                packet, _, flags, _ = self.socket.recvmsg(_PACKET)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet, flags = b"", 0
+            if not packet:
+                self.is_closed = True
+                return
+            yield b"" if flags & socket.MSG_TRUNC else packet
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Reader:
+    """Takes packets from a channel in the order of their counters."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def read(self, packet: bytes) -> GuardFrame | DamagedError:
+        """Return what a packet says, or what is wrong with it, also if it was repeated or reordered."""
+        try:
+            said = read_packet(packet)
+        except DamagedError as error:
+            return error
+        if said.counter <= self._last:
+            what = "repeated" if said.counter == self._last else "reordered"
+            return DamagedError(f"{what}: found counter {said.counter} after {self._last}")
+        self._last = said.counter
+        return said

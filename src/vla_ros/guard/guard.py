@@ -1,0 +1,367 @@
+"""Everything that the guard decides: pure logic, whose callers pass what arrives and the time.
+
+When does a motion end?
+
+- A **velocity or twist** at the end of its frame (``holds`` after ``time``, which is ``timeouts.velocity``): then
+  zeros are sent.
+- **Positions** need no end while the node's control thread says that the arm rests (REST, ten times a second, each
+  until the longest inference has ended). When that lapses, a hold is sent, once.
+- At once when the node holds or ends. Within :data:`SOON` of a stop, a lost heartbeat or a rejected frame, by a
+  hold of the guard's own unless the node sends one.
+
+After a hold of its own, the guard sends no motion until the node has sent a hold. After a stop, it sends none until
+a person has reset the node and armed it again.
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from vla_ros.config import Config
+from vla_ros.control.command import Command, split
+from vla_ros.control.measured import position_of
+from vla_ros.control.reasons import Reason, Refused
+from vla_ros.control.suspension import LONGEST
+from vla_ros.errors import VlaRosError
+from vla_ros.guard.arm import GuardedArm
+from vla_ros.guard.frames import DamagedError, GuardFrame, Kind
+from vla_ros.guard.history import MeasuredRange
+from vla_ros.types import FloatArray, JointState
+
+_SECOND = 1_000_000_000
+SOON = 20_000_000
+"""Nanoseconds for which the guard leaves the hold after a stop to the node."""
+
+_LATE = round(LONGEST * _SECOND)  # ns; the node sends no command that it made longer ago
+_WAIT = 200_000_000  # ns; the joint state that a frame names may arrive after the frame
+_AGAIN = 5_000_000  # ns between attempts to hold without a joint state
+_AHEAD = 1_000_000  # ns; no frame is from the future
+
+JOINTS_POLLED = 500_000
+"""Nanoseconds between looks at the joint states while a frame waits for one."""
+
+
+class Guard:
+    """Checks frames, sends them, and ends motion.
+
+    Args:
+        config: The options with which the arms begin.
+        arms: The arms, in the order of ``Config.arms``.
+        send: Sends a command to the drivers; raises VlaRosError if that fails.
+        tell: Tells the node what happened: the event's name and a text.
+        read: Reads options from the text of an OPTIONS packet.
+
+    Attributes:
+        counts: How often each thing happened.
+        heard: When the last heartbeat came; assign it.
+        stopped: Why nothing may move until a reset, with a detail, or None.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        arms: Sequence[GuardedArm],
+        send: Callable[[Command], None],
+        tell: Callable[[str, str], None],
+        read: Callable[[str], Config],
+    ) -> None:
+        self.config, self._arms, self._send, self._tell, self._read = config, arms, send, tell, read
+        self.counts: Counter[str] = Counter()
+        self.stopped: tuple[Reason, str] | None = None
+        self._least = self._armings = 0  # the smallest number of armings that may move, and the newest one
+        self.heard: int | None = None
+        self._resumed = 0  # when this process last resumed
+
+    # What arrives
+
+    def take(self, frames: Iterable[GuardFrame | DamagedError], now: int) -> None:
+        """Take what the channel had. Of several motions, the newest is sent; a hold or a stop replaces them."""
+        for frame in frames:
+            self._armings = max(self._armings, getattr(frame, "armings", 0))
+            if isinstance(frame, DamagedError):
+                self._reject(str(frame), now)
+            elif frame.kind is Kind.OPTIONS:
+                self._configure(frame.text)
+            elif frame.kind is Kind.STOP:
+                self.stop(Reason.OPERATOR_STOP, "the node has stopped", now, of_node=True)
+            elif frame.kind is Kind.RESET:
+                self.stopped, self._least = None, self._armings + 1
+                self.note("reset", "")
+            elif frame.arm >= len(self._arms):
+                self._reject(f"unknown: found arm {frame.arm}, expected less than {len(self._arms)}", now)
+            elif frame.kind is Kind.REST:
+                self._rest(self._arms[frame.arm], frame)
+            else:
+                self._queue(self._arms[frame.arm], frame, now)
+        self.look(now)
+
+    def joints(self, topic: str, message: JointState, publisher: bytes, now: int, *, stamped: bool) -> None:
+        """Take a joint state; its stamp is the time of arrival if it has none."""
+        for arm in self._arms:
+            if arm.check.arm.joint_states == topic and arm.check.names:
+                arm.stamped = stamped
+                arm.history.add(message.names, message.positions, message.stamp, publisher, now)
+                timeout = self.config.timeouts.joint_state
+                whole = arm.merger.add(message, message.stamp if stamped else 0, now, timeout, publisher)
+                with suppress(Refused):  # it lacks joints, or says what cannot be
+                    if whole is not None:
+                        arm.check.measured.check(arm.check.measured.positions(whole.joints))
+                        arm.newest, arm.arrived = whole.joints, now
+
+    def stop(self, reason: Reason, detail: str, now: int, *, of_node: bool = False) -> None:
+        """Let nothing move until a reset; the first reason stays."""
+        self._least = self._armings + 1
+        for arm in self._arms:
+            arm.waiting = deque(each for each in arm.waiting if each[0].kind is Kind.HOLD)
+            self._end_soon(arm, now)
+        if self.stopped is None and not of_node:
+            self.stopped = reason, detail
+            self.note("stopped", f"{reason.value}: {detail}")
+
+    def suspended(self, now: int) -> None:
+        """Hold: this process did not run, and the frames that waited meanwhile are void."""
+        self._resumed = now
+        self.note("suspended", "the guard's process did not run")
+        self.hold_all(now)
+
+    # What is due
+
+    def look(self, now: int) -> None:
+        """Send the frames whose joint states are there, and end what has to end."""
+        timeout = self.config.timeouts.heartbeat
+        moving = any(arm.ends is not None for arm in self._arms)
+        if timeout and moving and self.stopped is None and now - (self.heard or 0) > timeout * _SECOND:
+            self.stop(Reason.HEARTBEAT_LOST, f"none for {timeout:g} s", now)
+        for arm in self._arms:
+            self._send_waiting(arm, now)
+            if arm.ends is not None and now >= arm.ends:
+                self._end(arm, now)
+
+    def due(self, now: int) -> int | None:
+        """Return when :meth:`look` has something to do, or None."""
+        times = [arm.ends for arm in self._arms if arm.ends is not None]
+        times += [now + JOINTS_POLLED for arm in self._arms if arm.waiting]
+        if self.config.timeouts.heartbeat and times:
+            times.append((self.heard or now) + round(self.config.timeouts.heartbeat * _SECOND) + 1)
+        return min(times, default=None)
+
+    def hold_all(self, now: int) -> bool:
+        """Hold every arm that moves or rests, at once; return True if every hold was sent."""
+        for arm in self._arms:
+            arm.waiting.clear()
+            if arm.ends is not None:
+                self._hold(arm, now)
+        return all(arm.ends is None for arm in self._arms)
+
+    # One arm
+
+    def _queue(self, arm: GuardedArm, frame: GuardFrame, now: int) -> None:
+        if frame.kind is Kind.HOLD:
+            arm.waiting.clear()
+            self._end_soon(arm, now)
+        elif frame.time < self._resumed:
+            arm.needs_hold = True
+        elif not now - _LATE <= frame.time <= now + _AHEAD:
+            self._reject(f"late: sent {(now - frame.time) / 1e6:.1f} ms ago, allowed {_LATE / 1e6:g} ms", now)
+            return
+        arm.waiting.append((frame, now, arm.newest_check))
+
+    def _send_waiting(self, arm: GuardedArm, now: int) -> None:
+        """Check the frames that wait, in their order, and send those that pass.
+
+        Of several motions, one is left out if the next is a legal step from what was sent before.
+        """
+        passed: tuple[GuardFrame, FloatArray] | None = None
+        while arm.waiting:
+            (frame, since, arm.check), measured = arm.waiting[0], None
+            if frame.kind is not Kind.HOLD and not self._may_move(arm, frame):
+                arm.waiting.popleft()
+                continue
+            try:
+                measured = self._measured(arm, frame, since, now)
+                if measured is None and self._needs_joints(arm, frame):
+                    break
+                if passed and not self._is_legal(arm, frame, measured):
+                    self._pass_on(arm, *passed)
+                speed = self._check(arm, frame, measured)
+            except ValueError as error:
+                if measured is not None and not measured.exact and (measured.certain or now - since <= _WAIT):
+                    break  # the joint state itself may still arrive
+                arm.waiting.popleft()
+                self._reject(f"{arm.check.arm.name}: {error}", now)
+                return
+            arm.waiting.popleft()
+            passed = frame, speed
+            if frame.kind is Kind.HOLD:
+                self._pass_on(arm, *passed)
+                passed = None
+        if passed is not None:
+            self._pass_on(arm, *passed)
+        if not arm.waiting:
+            arm.check = arm.newest_check
+
+    def _is_legal(self, arm: GuardedArm, frame: GuardFrame, measured: MeasuredRange | None) -> bool:
+        """Return True if a frame may follow the last command, whatever was proposed since then."""
+        try:
+            self._check(arm, frame, measured, only_last=True)
+        except ValueError:
+            return False
+        return True
+
+    def _may_move(self, arm: GuardedArm, frame: GuardFrame) -> bool:
+        if self.stopped is None and frame.armings >= self._least and not arm.needs_hold:
+            return True
+        self.counts["void"] += 1
+        return False
+
+    @staticmethod
+    def _needs_joints(arm: GuardedArm, frame: GuardFrame) -> bool:
+        """Return True if a frame is checked by a joint state: neither a twist nor a hold that is in force."""
+        held = arm.following.held
+        if not arm.check.names or arm.check.motion is Kind.TWIST:
+            return False
+        if frame.kind is not Kind.HOLD:
+            return True
+        return not arm.check.sends_velocities and (held is None or not arm.check.is_at(frame, held))
+
+    def _measured(self, arm: GuardedArm, frame: GuardFrame, since: int, now: int) -> MeasuredRange | None:
+        """Return the joint state that a frame names, or None as long as it may arrive; raises ValueError."""
+        if not self._needs_joints(arm, frame):
+            return None
+        found = arm.history.find(frame.joints, frame.publisher, arm.check.fastest, stamped=arm.stamped)
+        if (found is None or found.certain) and now - since > _WAIT:
+            raise ValueError(f"names a joint state of {frame.joints / 1e9:.4f} s, which never arrived here")
+        oldest = self.config.timeouts.joint_state + 2 * LONGEST
+        if found is not None and now - found.arrived > oldest * _SECOND:
+            age = (now - found.arrived) / 1e9
+            raise ValueError(f"names a joint state that is {age:.3g} s old, allowed {oldest:.3g} s")
+        return found
+
+    def _check(
+        self, arm: GuardedArm, frame: GuardFrame, measured: MeasuredRange | None, *, only_last: bool = False
+    ) -> FloatArray:
+        """Return the speed [N] of a frame; raises ValueError if it must not be sent.
+
+        A step starts at the last command. It may also start at the last one that the node has proposed, if the
+        guard has held since, or where the arm was, unless the last command is the ``only_last``.
+        """
+        count, _ = len(arm.check.names), arm.check.split(frame)
+        if frame.kind is Kind.HOLD:
+            arm.check.check_hold(frame, measured, arm.following.held)
+            return np.zeros(count)
+        origins = [arm.last]
+        if measured is not None and not measured.certain and not only_last:
+            origins += [arm.proposed, measured.nearest(frame.values[:count])]
+        return arm.check.check_motion(frame, measured, [each for each in origins if each is not None], arm.speed)
+
+    def _pass_on(self, arm: GuardedArm, frame: GuardFrame, speed: FloatArray) -> None:
+        """Send a frame that has passed."""
+        command, (numbers, arm.fingers) = arm.check.command(frame), arm.check.split(frame)
+        if not self._write(command):
+            arm.needs_hold = True
+            return
+        self.counts["sent"] += 1
+        arm.speed, before = speed, arm.last if arm.ends is not None else None
+        if not arm.check.sends_velocities:
+            arm.last = arm.proposed = numbers
+        if frame.kind is Kind.HOLD:
+            if not arm.check.sends_velocities:
+                arm.following.hold(before, numbers, arm.check.envelope.joints.lead)
+                arm.following.held = numbers
+            arm.ends, arm.expires, arm.needs_hold = None, None, False
+            return
+        arm.ends = frame.time + frame.holds
+        arm.expires = command if arm.check.sends_velocities else None
+        if not arm.check.sends_velocities:
+            arm.following.sent(numbers)
+
+    def _rest(self, arm: GuardedArm, frame: GuardFrame) -> None:
+        if arm.ends is not None and arm.expires is None and self.stopped is None and not arm.needs_hold:
+            arm.ends = max(arm.ends, frame.time + frame.holds)
+
+    # Ends of motion
+
+    def _end_soon(self, arm: GuardedArm, now: int) -> None:
+        """End a motion: a velocity now, positions soon, because the node usually sends its own hold."""
+        if arm.ends is not None:
+            arm.needs_hold = True
+            arm.ends = min(arm.ends, now + (0 if arm.check.sends_velocities else SOON))
+
+    def _end(self, arm: GuardedArm, now: int) -> None:
+        """End what has lapsed; zeros at the end of a velocity are no hold: the next velocity may follow."""
+        options = arm.check.arm
+        apart = options.robot.gripper_joint_names if options.gripper_topic else ()  # fingers with their own driver
+        if arm.expires is None or arm.needs_hold:
+            self._hold(arm, now)
+        elif self._write(split(arm.expires, apart)[0].stopped()):
+            arm.ends, arm.expires = None, None
+            self.note("expired", arm.check.arm.name)
+
+    def _hold(self, arm: GuardedArm, now: int) -> None:
+        """Hold an arm where the node would; without a fresh joint state as soon as there is one."""
+        event, arm.needs_hold = "held" if arm.needs_hold else "lapsed", True
+        arm.ends, positions, stamp, duration = now + _AGAIN, np.zeros(0), 0, 0.0
+        joints, limits = arm.newest, arm.check.envelope.joints
+        if not arm.check.sends_velocities:
+            if joints is None or now - arm.arrived > (self.config.timeouts.joint_state + LONGEST) * _SECOND:
+                return
+            positions, stamp = arm.check.measured.positions(joints), joints.stamp
+            positions = arm.following.hold(arm.last, positions, limits.lead)
+            if arm.last is not None:
+                away = np.abs(positions - arm.last)
+                free = limits.velocity > 0
+                duration = float(np.max(away[free] / limits.velocity[free], initial=0.0))
+        names = arm.check.arm.robot.gripper_joint_names
+        told = dict(zip(names, arm.fingers.tolist(), strict=False))
+        fingers = {name: told.get(name, math.nan) for name in names}
+        known = {name: position_of(joints, name) if math.isnan(at) else at for name, at in fingers.items()}
+        try:
+            sent = self._write(arm.check.hold(positions, known, stamp, duration))
+        except Refused as refused:
+            sent = False
+            self._tell("failed", str(refused))
+        if not sent:
+            return
+        arm.ends = arm.expires = None
+        arm.speed = np.zeros(len(arm.check.names))
+        if not arm.check.sends_velocities:
+            arm.last = positions
+        self.note(event, f"{arm.check.arm.name} at {np.round(positions, 4).tolist()}")
+
+    # The rest
+
+    def _reject(self, why: str, now: int) -> None:
+        """Refuse a frame, which means a fault in the node: hold and stop."""
+        self.counts[f"rejected_{why.partition(':')[0]}" if ":" in why[:12] else "rejected"] += 1
+        self.stop(Reason.GUARD_REJECTED, why, now)
+
+    def _configure(self, text: str) -> None:
+        self.config = self._read(text)
+        for arm in self._arms:
+            arm.newest_check = arm.newest_check.configured(self.config)
+            arm.check = arm.check if arm.waiting else arm.newest_check
+            arm.merger.speeds = arm.newest_check.speeds
+
+    def _write(self, command: Command) -> bool:
+        try:
+            self._send(command)
+        except VlaRosError as error:
+            self.note("unsent", str(error))
+            return False
+        return True
+
+    def note(self, event: str, text: str) -> None:
+        """Count an event and tell the node."""
+        self.counts[event] += 1
+        self._tell(event, text)
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """State and counts, for ``~/status``."""
+        moving = any(arm.ends is not None for arm in self._arms)
+        state = "stopped" if self.stopped else "moving" if moving else "holding"
+        return {"state": state, "counts": dict(self.counts)}

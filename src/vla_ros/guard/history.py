@@ -1,0 +1,99 @@
+"""The joint states that the guard has received by itself, and the one that a frame names."""
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
+
+import numpy as np
+
+from vla_ros.guard.frames import PUBLISHER_BYTES
+from vla_ros.types import FloatArray
+
+_MOST = 2048  # joint states; two seconds at 1 kHz
+_PUBLISHERS = 64  # remembered; all are forgotten beyond that
+_JUMP = 500_000_000  # ns; joint states are reordered by less, and the node holds after such a jump
+_NEWEST = 512  # among which a frame's joint state is
+_NEAR = 1.0  # s; a joint state without any other this near is unknown
+_SOON = 0.1  # s; one that has not arrived yet is not far from one this near
+_AROUND = 20_000_000  # ns; a joint state without a stamp is dated by its arrival, which differs by less
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredRange:
+    """Where an arm was: ``low`` and ``high`` [N] are equal if the joint state itself is known."""
+
+    low: FloatArray
+    high: FloatArray
+    arrived: int  # nanoseconds of the monotonic clock
+    exact: bool  # the joint state itself has arrived
+    certain: bool = False  # it may still arrive: what is checked must hold wherever the arm was in the range
+
+    def nearest(self, positions: FloatArray) -> FloatArray:
+        """Return the measured positions [N] that count for ``positions`` [N]: nearest, or if certain farthest."""
+        if self.certain:
+            return np.where(np.abs(positions - self.low) > np.abs(positions - self.high), self.low, self.high)
+        return np.clip(positions, self.low, self.high)
+
+
+@dataclass(frozen=True, eq=False)
+class _Entry:
+    stamp: int
+    publisher: bytes
+    arrived: int
+    positions: FloatArray  # [N]; NaN for joints that the message lacks
+
+
+class JointHistory:
+    """The newest joint states with any of an arm's joints ``names``, from every publisher."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+        self._entries: deque[_Entry] = deque(maxlen=_MOST)
+        self._publishers: dict[bytes, int] = {}  # the last stamp of each
+
+    def add(
+        self, names: tuple[str, ...], positions: FloatArray, stamp: int, publisher: bytes, arrived: int
+    ) -> None:
+        """Add a message; ``stamp`` is its time of arrival on the ROS clock if it has none."""
+        known = dict(zip(names, positions.tolist(), strict=False))
+        row = np.array([known.get(name, np.nan) for name in self._names])
+        if np.isfinite(row).any():
+            publisher = publisher[:PUBLISHER_BYTES].ljust(PUBLISHER_BYTES, b"\0")
+            if stamp < self._publishers.get(publisher, stamp) - _JUMP or len(self._publishers) > _PUBLISHERS:
+                self._entries.clear()  # the clock was set back: stamps may repeat
+                self._publishers.clear()
+            self._publishers[publisher] = stamp
+            self._entries.append(_Entry(stamp, publisher, arrived, row))
+
+    def find(self, stamp: int, publisher: bytes, speeds: FloatArray, *, stamped: bool) -> MeasuredRange | None:
+        """Return where the arm was in the joint state that a frame names, or None if nothing is known of it yet.
+
+        A joint that no message of this ``stamp`` has, because the message was lost on its way to this process,
+        was between its measurements before and after it, or as far beyond them as its speed allows, ``speeds`` [N].
+        One that a later message has, which lacks other joints, may have been used from there. Publishers whose ids
+        differ between processes (Cyclone DDS under rclpy) are known by the stamp alone.
+        """
+        count, of_one = len(self._names), publisher in self._publishers
+        entries = [each for each in self._entries if each.publisher == publisher] if of_one else self._entries
+        recent = sorted(islice(reversed(entries), _NEWEST), key=attrgetter("stamp"), reverse=True)
+        exact = any(entry.stamp == stamp for entry in recent)
+        low, high = np.full(count, np.inf), np.full(count, -np.inf)
+        away, before = np.full(count, np.inf), np.zeros(count, np.bool_)
+        passed = exact
+        for entry in recent:
+            known = np.isfinite(entry.positions)
+            passed |= entry.stamp >= stamp - (0 if stamped else _AROUND)
+            if entry.stamp > stamp and exact and known.all():
+                continue
+            new = known & ~before
+            low[new] = np.minimum(low[new], entry.positions[new])
+            high[new] = np.maximum(high[new], entry.positions[new])
+            away[new] = np.minimum(away[new], abs(entry.stamp - stamp) / 1e9)
+            before |= known & (entry.stamp <= stamp)
+            if before.all():
+                break
+        if not np.all(away < (_NEAR if passed else _SOON)):
+            return None
+        arrived = min(recent, key=lambda entry: abs(entry.stamp - stamp)).arrived
+        return MeasuredRange(low - speeds * away, high + speeds * away, arrived, exact, certain=not passed)

@@ -1,0 +1,282 @@
+"""The guard's process: its endpoints on the graph, its priority, and its loop of one thread."""
+
+import ctypes
+import gc
+import json
+import math
+import os
+import select
+import signal
+import socket
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_ros.config import Config, LiveConfig, build
+from vla_ros.contract.binding import make_arms
+from vla_ros.control.clock import Clock
+from vla_ros.control.command import Command
+from vla_ros.control.reasons import Reason
+from vla_ros.control.suspension import LONGEST
+from vla_ros.errors import VlaRosError
+from vla_ros.execution.context import ThrottledLogger
+from vla_ros.execution.drivers import Drivers
+from vla_ros.graph import Graph, open_graph
+from vla_ros.graph.node import Node, printable_logger
+from vla_ros.graph.origin import Origin
+from vla_ros.graph.wiring import Wiring
+from vla_ros.guard.arm import guarded_arm
+from vla_ros.guard.channel import Channel, ChannelError, Reader
+from vla_ros.guard.checks import ArmCheck
+from vla_ros.guard.frames import DamagedError, GuardFrame
+from vla_ros.guard.guard import Guard
+from vla_ros.types import JointState
+
+_POLL = 0.004  # s between looks at the graph's inputs
+_CHORES = 0.02  # s between callbacks of timers and services
+_TELL = 0.05  # s between reports to the node, and heartbeats
+_OPTIONS = 600.0  # s; the node loads its policy before it sends options
+_LAST_HOLD = 0.6  # s for the last hold
+_DELIVERED = 0.2  # s after which a middleware has delivered it (Fast DDS sends from a thread of its own)
+_PRIORITY = 20  # of SCHED_FIFO
+_LOCK_ALL = 3  # MCL_CURRENT | MCL_FUTURE of mman.h
+_OOM = "-900"  # oom_score_adj: others are killed first
+_STATES = ("holding", "moving", "stopped")
+
+
+def parse_options(text: str) -> Config:
+    """Return the options of an OPTIONS packet: JSON by flat name."""
+    return build(json.loads(text), complete=False)
+
+
+def take_priority() -> list[str]:
+    """Ask the kernel to run this process first, and to keep it in memory; return what it does not permit."""
+    refused = []
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
+    except OSError as error:
+        refused.append(f"SCHED_FIFO: {error.strerror} (rtprio in /etc/security/limits.d)")
+    try:
+        Path("/proc/self/oom_score_adj").write_text(_OOM)
+    except OSError as error:
+        refused.append(f"oom_score_adj: {error.strerror}")
+    return refused
+
+
+def stay_in_memory() -> list[str]:
+    """Lock this process's memory and freeze what the garbage collector need not look at; return what failed."""
+    gc.collect()
+    gc.freeze()
+    if ctypes.CDLL(None, use_errno=True).mlockall(_LOCK_ALL):
+        return [f"mlockall: {os.strerror(ctypes.get_errno())} (memlock in /etc/security/limits.d)"]
+    return []
+
+
+class GuardProcess:
+    """Connects a :class:`Guard` with the channel and the graph. Everything runs on one thread.
+
+    It is what the drivers' endpoints need (:class:`vla_ros.execution.context.Surroundings`).
+
+    Args:
+        graph: The graph.
+        node: The guard's node.
+        channel: The guard's end of the channel.
+        reader: Has read its first packet.
+        config: The first options.
+        heartbeats: Topics of the heartbeat that it hears, and of the one that it sends.
+    """
+
+    def __init__(
+        self, graph: Graph, node: Node, channel: Channel, reader: Reader, config: Config, heartbeats: Sequence[str]
+    ) -> None:
+        self._graph, self._channel, self._reader = graph, channel, reader
+        self._wiring, self.logger = Wiring(graph, node), printable_logger(node.get_logger())
+        self.clock = Clock(lambda: int(node.get_clock().now().nanoseconds))
+        self.options, self.throttled, self.safety = LiveConfig(config), ThrottledLogger(self.logger), self
+        arms = [
+            guarded_arm(config, ArmCheck(config, index, arm.kinematics))
+            for index, arm in enumerate(make_arms(config).values())
+        ]
+        self.guard = Guard(config, arms, self._send, self.note, self._read_options)
+        self.drivers = Drivers(self, self._wiring, lambda error: self.guard.note("unsent", str(error)))
+        topics, subscribe = config.topics, self._wiring.subscribe_from
+        self._inputs = [
+            subscribe("sensor_msgs/msg/JointState", topic, self._hears(topic), "joint_states")
+            for topic in dict.fromkeys(arm.joint_states for arm in config.arms)
+        ]
+        self._inputs.append(subscribe("std_msgs/msg/Bool", topics.stop, self._on_stop, "request"))
+        self._inputs.append(subscribe("std_msgs/msg/Empty", heartbeats[0], self._on_heartbeat, "state"))
+        self._heartbeat = self._wiring.teller("std_msgs/msg/UInt32MultiArray", heartbeats[1], "command")
+        self._said: dict[str, str] = {}
+        self._beats, self._slowest, self._is_told = 0, 0.0, False
+
+    def run(self, node_ended: int) -> None:
+        """Guard until the channel is closed, a process ends (``node_ended``: its pidfd) or SIGTERM; then hold."""
+        ended = "an error"
+        try:
+            ended = self._run(node_ended)
+        finally:
+            self._end(ended)
+
+    def _run(self, node_ended: int) -> str:
+        poll = select.poll()
+        poll.register(self._channel.socket, select.POLLIN)
+        poll.register(node_ended, select.POLLIN)
+        ended, chores, tell, last = list[str](), 0.0, 0.0, self.clock.awake()
+        signal.signal(signal.SIGTERM, lambda *_: ended.append("SIGTERM"))
+        while not ended:
+            due = self.guard.due(time.monotonic_ns())
+            left = math.inf if due is None else (due - time.monotonic_ns()) / 1e9
+            ready = poll.poll(1e3 * max(0.0, min(_POLL, left)))
+            awake, now = self.clock.awake(), time.monotonic()
+            if awake - last > LONGEST:
+                self.guard.suspended(time.monotonic_ns())
+            self._slowest, last = max(self._slowest, awake - last), awake
+            self._look()
+            if self._channel.is_closed or any(number == node_ended for number, _ in ready):
+                ended.append("the node has ended")
+            if now >= chores:
+                chores = now + _CHORES
+                self._graph.spin_once()
+            if now >= tell or not self._is_told:
+                tell = now + _TELL
+                self._tell()
+        return ended[0]
+
+    def sending(self) -> AbstractContextManager[bool]:
+        """See :meth:`Safety.sending`: the thread that sends is the one that decides, so nothing is excluded."""
+        return nullcontext(self.guard.stopped is None)
+
+    def react(self, reason: Reason, detail: str = "") -> None:
+        """See :meth:`Safety.react`: what a gripper reports is counted."""
+        self.guard.counts[reason.value] += 1
+        self.note(reason.value, detail)
+
+    def note(self, event: str, text: str) -> None:
+        """Tell the node of an event at once, and log it."""
+        self._said[event], self._is_told = text, False
+        if event in ("stopped", "lapsed", "suspended", "unsent"):
+            self.throttled.log(event, f"{event}: {text}", "error")
+
+    def close(self) -> None:
+        self._wiring.close()
+
+    def _look(self) -> None:
+        self._hear()
+        self.guard.take(self._arrived(), time.monotonic_ns())
+
+    def _hear(self) -> None:
+        """Take joint states, stops and heartbeats; the node logs which cannot be read."""
+        for each in self._inputs:
+            with suppress(VlaRosError):
+                each.poll()
+
+    def _arrived(self) -> Iterator[GuardFrame | DamagedError]:
+        return map(self._reader.read, self._channel.take())
+
+    def _end(self, why: str) -> None:
+        """Hold, and wait for that up to :data:`_LAST_HOLD` seconds."""
+        until = time.monotonic() + _LAST_HOLD
+        while not self.guard.hold_all(time.monotonic_ns()) and time.monotonic() < until:
+            time.sleep(_POLL / 2)
+            self._hear()
+        time.sleep(_DELIVERED)
+        with suppress(ChannelError):
+            self._report()
+        self.throttled.flush()
+        self.logger.info(f"ended, because of this: {why}; state: {self.guard.status['state']}")
+
+    def _send(self, command: Command) -> None:
+        try:
+            for each in self.drivers.writes(command):
+                each.send(each.pack(each.make()))
+        except Exception as error:  # of the middleware
+            raise VlaRosError(f"{command.arm}: {error}") from error
+
+    def _read_options(self, text: str) -> Config:
+        self.options.current = parse_options(text)
+        return self.options.current
+
+    def _hears(self, topic: str) -> Callable[[Any, Origin], None]:
+        def on_joints(message: Any, origin: Origin) -> None:
+            stamp = int(message.header.stamp.sec) * 1_000_000_000 + int(message.header.stamp.nanosec)
+            positions = np.asarray(message.position, dtype=np.float64)
+            joints = JointState(tuple(message.name), positions, stamp or self.clock.ros())
+            self.guard.joints(topic, joints, origin.publisher, time.monotonic_ns(), stamped=bool(stamp))
+
+        return on_joints
+
+    def _on_stop(self, message: Any, origin: Origin) -> None:
+        if message.data:
+            self.guard.stop(Reason.OPERATOR_STOP, "true on the stop topic", time.monotonic_ns())
+
+    def _on_heartbeat(self, message: Any, origin: Origin) -> None:
+        self.guard.heard = time.monotonic_ns()
+
+    def _tell(self) -> None:
+        """Report to the node and send a heartbeat. A node that does not read is no reason to wait."""
+        self._is_told = True
+        with suppress(ChannelError):
+            self._report()
+        self.throttled.flush()
+        self._beats = (self._beats + 1) & 0xFFFFFFFF
+        counted = self._beats, _STATES.index(self.guard.status["state"])
+        seal = zlib.crc32(b"".join(number.to_bytes(4, "little") for number in counted))
+        make = self._graph.message
+        layout = make("std_msgs/msg/MultiArrayLayout")(dim=[], data_offset=0)
+        data = np.array([*counted, seal], np.uint32)
+        data = data.tolist() if self._graph.backend == "rclpy" else data
+        self._heartbeat.publish(make("std_msgs/msg/UInt32MultiArray")(layout=layout, data=data))
+
+    def _report(self) -> None:
+        stopped = self.guard.stopped
+        told = {
+            **self.guard.status,
+            "stopped": [stopped[0].value, stopped[1]] if stopped else [],
+            "said": self._said,
+            "subscribers": self.drivers.subscribers,
+            "gids": {topic: gid.hex() for topic, gid in self.drivers.gids.items()},
+            "slowest_ms": round(1e3 * self._slowest, 2),
+        }
+        self._slowest = 0.0
+        self._channel.send(json.dumps(told).encode())
+
+
+def first_options(channel: Channel, reader: Reader, node_ended: int) -> Config | None:
+    """Wait for the first options; return None if the node ends before."""
+    ready = select.select([channel.socket.fileno(), node_ended], [], [], _OPTIONS)[0]
+    packet = next(channel.take(), b"") if node_ended not in ready else b""
+    said = reader.read(packet) if packet else None
+    return parse_options(said.text) if isinstance(said, GuardFrame) else None
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a guard; a node starts it, with JSON of what it needs as the only argument."""
+    asked = json.loads(arguments[0])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node ends this process after its last hold
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    channel, reader, refused = Channel(socket.socket(fileno=asked["channel"])), Reader(), take_priority()
+    node_ended = os.pidfd_open(asked["process"])
+    ros = ["--ros-args", "-p", "use_sim_time:=true"] if asked["simulated"] else []
+    with open_graph(asked["backend"], ros, asked["log_level"]) as graph:
+        node = graph.create_node(asked["name"], asked["namespace"])
+        try:
+            config = first_options(channel, reader, node_ended)
+            if config is None:
+                return 0
+            process = GuardProcess(graph, node, channel, reader, config, asked["heartbeats"])
+        except Exception as error:
+            channel.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+            return 1
+        for each in refused + stay_in_memory():
+            process.logger.warning(f"not permitted here, so that load can delay the guard: {each}")
+        try:
+            process.run(node_ended)
+        finally:
+            process.close()
+    return 0

@@ -1,0 +1,428 @@
+"""When the guard sends, holds, ends a velocity and stops: from outside, with a clock that the tests advance."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from demo_arm import ARM, HOME, configure
+from harness import Harness, state
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from vla_ros.control.command import Command
+from vla_ros.control.reasons import Reason
+from vla_ros.guard.frames import DamagedError, GuardFrame, Kind
+from vla_ros.guard.guard import SOON
+
+REST = 1.5  # s for which a position, and a rest, remains in force
+ENDS = 0.2  # s after which a velocity ends
+STEP = 0.01  # rad; far within every limit
+NAMES = ARM.joint_names
+
+
+def position_arm(**limits: Any) -> Harness:
+    """A guard of an arm with position output that has measured it at home."""
+    robot = {"gripper_joint_names": []}
+    guard = Harness(configure(robot=robot, gripper={"mode": "none"}, limits=limits))
+    measure(guard, HOME)
+    return guard
+
+
+def velocity_arm(output: str = "joint_velocity") -> Harness:
+    sections = {"robot": {"gripper_joint_names": []}, "gripper": {"mode": "none"}, "control": {"output": output}}
+    guard = Harness(configure(**sections))
+    measure(guard, HOME)
+    return guard
+
+
+def measure(guard: Harness, positions: Any) -> int:
+    """Let the guard hear a joint state; return its stamp."""
+    guard.joints(state(NAMES, positions, guard.now))
+    return guard.now
+
+
+def move(guard: Harness, positions: Any, joints: int, **fields: Any) -> None:
+    guard.take(motion(positions, joints), **{"holds": round(REST * 1e9), **fields})
+
+
+def motion(positions: Any, joints: int, kind: Kind = Kind.POSITIONS) -> GuardFrame:
+    values = np.asarray(positions, dtype=np.float64)
+    return GuardFrame(kind, values=values, duration=0.1, stamp=1, joints=joints, publisher=b"")
+
+
+def hold(guard: Harness, positions: Any, joints: int) -> None:
+    guard.take(replace(motion(positions, joints), kind=Kind.HOLD, duration=0.0))
+
+
+def drive(guard: Harness, speed: float, **fields: Any) -> None:
+    joints = measure(guard, HOME)
+    guard.take(motion(np.full(7, speed), joints, Kind.VELOCITIES), **{"holds": round(ENDS * 1e9), **fields})
+
+
+def last(guard: Harness) -> Command:
+    return guard.commands[-1]
+
+
+def test_a_proposed_motion_is_sent_as_it_is() -> None:
+    guard = position_arm()
+    move(guard, HOME + STEP, guard.now)
+    [sent] = guard.commands
+    assert not sent.hold
+    assert sent.names == NAMES
+    assert np.array_equal(sent.positions, HOME + STEP)
+    assert (sent.stamp, sent.duration) == (1, 0.1)
+
+
+def test_a_velocity_ends_at_the_end_of_its_frame_and_the_next_one_may_follow() -> None:
+    guard = velocity_arm()
+    drive(guard, 0.1)
+    began = guard.now
+    guard.wait(1.0)
+    at, ended = guard.sent[-1]
+    assert ended.velocities is not None
+    assert not any(ended.velocities.values())
+    assert ENDS <= (at - began) / 1e9 < ENDS + 0.001
+    assert [len(guard.sent), guard.happened("expired"), guard.happened("held")] == [2, 1, 0]
+    drive(guard, 0.1)
+    assert len(guard.sent) == 3
+
+
+def test_a_twist_ends_with_a_twist_in_the_same_frame() -> None:
+    guard = velocity_arm("twist_stamped")
+    guard.take(motion([0.1, 0, 0, 0, 0, 0], 0, Kind.TWIST), holds=round(ENDS * 1e9))
+    guard.wait(1.0)
+    moving, ended = guard.commands
+    assert moving.twist is not None
+    assert ended.twist is not None
+    assert moving.twist[0][0] == 0.1
+    assert not np.any(ended.twist)
+    assert ended.frame_id == moving.frame_id
+
+
+def test_an_arm_rests_while_the_node_says_so_and_is_held_once_where_it_is_measured() -> None:
+    guard = position_arm()
+    move(guard, HOME + STEP, guard.now)
+    for _ in range(50):
+        guard.wait(0.1)
+        measure(guard, HOME - 0.05)
+        guard.say(Kind.REST, holds=round(REST * 1e9))
+    assert len(guard.sent) == 1, "a rest is no reason to send anything"
+    began = guard.now
+    for _ in range(50):
+        guard.wait(0.1)
+        measure(guard, HOME - 0.05)
+    assert len(guard.sent) == 2
+    at, held = guard.sent[-1]
+    assert held.hold
+    assert np.array_equal(held.positions, HOME - 0.05)
+    assert REST <= (at - began) / 1e9 < REST + 0.001
+    assert guard.happened("lapsed") == 1
+
+
+def test_an_arm_that_only_sagged_keeps_the_position_at_which_it_was_held() -> None:
+    guard = position_arm()
+    hold(guard, HOME, guard.now)
+    move(guard, HOME + 0.001, guard.now)  # within the 0.02 rad that count as sag
+    guard.wait(1.0)
+    measure(guard, HOME - 0.015)
+    guard.wait(1.0)
+    assert last(guard).hold
+    assert np.array_equal(last(guard).positions, HOME)
+
+
+def test_after_a_hold_of_its_own_nothing_moves_until_the_node_has_held() -> None:
+    guard = position_arm()
+    move(guard, HOME + STEP, guard.now)
+    guard.wait(1.4)
+    joints = measure(guard, HOME)
+    guard.wait(0.2)
+    count = len(guard.sent)
+    assert last(guard).hold
+    move(guard, HOME + STEP, joints)
+    assert len(guard.sent) == count, "the node does not know yet where the arm is held"
+    hold(guard, HOME, joints)
+    move(guard, HOME + STEP, joints)
+    assert not last(guard).hold
+    assert guard.guard.stopped is None
+
+
+def test_a_lapse_without_a_fresh_joint_state_is_held_when_there_is_one() -> None:
+    guard = position_arm()
+    move(guard, HOME + STEP, guard.now)
+    guard.wait(5.0)
+    assert len(guard.sent) == 1, "where the arm is now is not known"
+    for _ in range(4):  # it is believed once it stays there
+        measure(guard, HOME + 0.1)
+        guard.wait(0.05)
+    assert np.array_equal(last(guard).positions, HOME + 0.1)
+
+
+@pytest.mark.parametrize("make", [position_arm, velocity_arm])
+def test_a_stop_is_in_force_at_once_and_until_a_reset_and_an_arming(make: Any) -> None:
+    guard = make()
+    go = drive if make is velocity_arm else lambda guard, by, **more: move(guard, HOME + by, guard.now, **more)
+    measure(guard, HOME)
+    go(guard, STEP)
+    began = guard.now
+    guard.guard.stop(Reason.OPERATOR_STOP, "true on the stop topic", guard.now)
+    guard.guard.look(guard.now)
+    guard.wait(0.1)
+    at, held = guard.sent[-1]
+    assert held.hold
+    assert at - began <= (0 if make is velocity_arm else SOON + 1_000_000)
+    count = len(guard.sent)
+    for armings, allowed in ((1, False), (2, False), (3, True)):
+        if allowed:
+            guard.say(Kind.RESET, armings=2)
+            measure(guard, HOME)
+            hold_or_zero = motion(np.zeros(7) if make is velocity_arm else HOME, guard.now)
+            guard.take(replace(hold_or_zero, kind=Kind.HOLD))
+            count += 1
+        measure(guard, HOME)
+        go(guard, STEP, armings=armings)
+        assert len(guard.sent) == count + allowed
+    assert guard.happened("stopped") == guard.happened("reset") == 1
+
+
+def test_commands_from_before_a_reset_never_move_the_arm() -> None:
+    guard = position_arm()
+    guard.guard.stop(Reason.OPERATOR_STOP, "", guard.now)
+    guard.say(Kind.RESET)
+    move(guard, HOME + STEP, guard.now)
+    assert not guard.sent
+    move(guard, HOME + STEP, guard.now, armings=2)
+    assert len(guard.sent) == 1
+
+
+def test_the_holds_of_the_node_after_its_stop_are_the_only_ones() -> None:
+    guard = position_arm()
+    move(guard, HOME + STEP, guard.now)
+    guard.say(Kind.STOP)
+    hold(guard, HOME, guard.now)
+    guard.wait(3.0)
+    assert [command.hold for command in guard.commands] == [False, True]
+    assert not guard.happened("held")
+
+
+def test_a_hold_is_never_behind_a_motion_and_of_several_motions_the_newest_is_sent() -> None:
+    guard = position_arm()
+    joints = guard.now
+    move(guard, HOME, joints)
+    guard.take(*(motion(HOME + STEP * share, joints) for share in (0.2, 0.4, 0.6)), holds=round(REST * 1e9))
+    assert [float(np.round((each.positions - HOME)[0] / STEP, 3)) for each in guard.commands] == [0.0, 0.6]
+    guard.take(
+        motion(HOME + STEP, joints),
+        replace(motion(HOME, joints), kind=Kind.HOLD),
+        motion(HOME + 2 * STEP, joints + 10**9),  # of a joint state that has not arrived
+    )
+    assert last(guard).hold
+
+
+def test_a_hold_that_waited_for_its_joint_state_is_sent_before_the_motion_after_it() -> None:
+    guard = position_arm()
+    move(guard, HOME, guard.now)
+    guard.wait(0.001)
+    joints, moved = guard.now, HOME + 0.01
+    held = replace(motion(moved, joints + 10**9), kind=Kind.HOLD)
+    guard.take(held, motion(moved + STEP, joints + 10**9), holds=round(REST * 1e9))
+    assert len(guard.sent) == 1
+    guard.joints(state(NAMES, moved, joints + 10**9))
+    assert [command.hold for command in guard.commands] == [False, True, False]
+
+
+def test_motions_that_are_too_far_apart_to_leave_one_out_are_all_sent() -> None:
+    guard = position_arm(max_joint_step=0.05)
+    guard.take(*(motion(HOME + by, guard.now) for by in (0.04, 0.08, 0.12)), holds=round(REST * 1e9))
+    assert [float(np.round((each.positions - HOME)[0], 3)) for each in guard.commands] == [0.04, 0.08, 0.12]
+
+
+def test_a_frame_waits_for_the_joint_state_that_it_names() -> None:
+    guard = position_arm()
+    joints = guard.now + 10_000_000
+    guard.wait(0.01)
+    move(guard, HOME + STEP, joints)
+    assert not guard.sent
+    guard.wait(0.003)
+    guard.joints(state(NAMES, HOME, joints))
+    assert len(guard.sent) == 1
+
+
+WRONG = {
+    "further than limits.max_joint_step": (lambda g: move(g, HOME + 0.5, g.now), "apart, allowed"),
+    "not a number": (lambda g: move(g, [*HOME[:6], np.nan], g.now), "finite numbers"),
+    "too few numbers": (lambda g: move(g, HOME[:6], g.now), "found 6 numbers, expected 7"),
+    "another kind": (lambda g: g.take(motion(HOME, g.now, Kind.VELOCITIES)), "expected POSITIONS"),
+    "another arm": (lambda g: move(g, HOME, g.now, arm=1), "unknown: found arm 1"),
+    "no duration": (lambda g: move(g, HOME, g.now, duration=0.0), "positive duration"),
+    "late": (lambda g: move(g, HOME, g.now, time=g.now - 300_000_000), "late: sent 300.0 ms ago"),
+    "from the future": (lambda g: move(g, HOME, g.now, time=g.now + 300_000_000), "late"),
+    "damaged": (lambda g: g.guard.take([DamagedError("damaged: the checksum does not fit")], g.now), "damaged"),
+    "a joint state that never came": (lambda g: (move(g, HOME, g.now + 1), g.wait(0.3)), "never arrived here"),
+    "an old joint state": (lambda g: (g.wait(5.0), move(g, HOME, 1_000_000_000_000)), "s old, allowed"),
+    "a hold that is far from the arm": (lambda g: hold(g, HOME + 0.6, g.now), "is held"),
+}
+
+
+@pytest.mark.parametrize("what", list(WRONG))
+def test_what_is_wrong_is_rejected_by_name_and_stops_the_arm(what: str) -> None:
+    guard = position_arm()
+    do, said = WRONG[what]
+    do(guard)
+    assert guard.guard.stopped is not None
+    assert guard.guard.stopped[0] is Reason.GUARD_REJECTED
+    assert said in guard.guard.stopped[1]
+    assert not guard.sent, "what was rejected is neither sent nor clamped"
+    joints = measure(guard, HOME)
+    move(guard, HOME + STEP, joints)
+    assert not guard.sent
+
+
+def test_an_arm_outside_of_its_range_may_return_but_not_leave_further() -> None:
+    outside = HOME.copy()
+    outside[1] = ARM.position_high[1] + 0.05
+    for by, passes in ((-STEP, True), (STEP, False)):
+        guard = position_arm()
+        guard.now += 1_000_000
+        joints, goal = measure(guard, outside), outside.copy()
+        goal[1] += by
+        move(guard, goal, joints)
+        assert bool(guard.sent) is passes, guard.guard.stopped
+
+
+def test_a_lost_heartbeat_stops_a_moving_arm() -> None:
+    guard = Harness(
+        configure(robot={"gripper_joint_names": []}, gripper={"mode": "none"}, timeouts={"heartbeat": 0.5})
+    )
+    measure(guard, HOME)
+    guard.guard.heard = guard.now
+    guard.wait(2.0)
+    assert guard.guard.stopped is None, "a guard that does nothing needs none"
+    guard.guard.heard = guard.now
+    joints = measure(guard, HOME)
+    move(guard, HOME + STEP, joints)
+    guard.wait(0.45)
+    measure(guard, HOME)
+    guard.guard.heard = guard.now
+    guard.wait(0.45)
+    assert guard.guard.stopped is None
+    measure(guard, HOME)
+    guard.wait(0.2)
+    assert guard.guard.stopped is not None
+    assert guard.guard.stopped[0] is Reason.HEARTBEAT_LOST
+    assert last(guard).hold
+
+
+def test_a_suspended_guard_holds_and_drops_what_waited() -> None:
+    guard = position_arm()
+    move(guard, HOME + STEP, guard.now)
+    waited = guard.now + 10_000_000
+    guard.now += 400_000_000
+    joints = measure(guard, HOME)
+    guard.guard.suspended(guard.now)
+    assert last(guard).hold
+    count = len(guard.sent)
+    move(guard, HOME + STEP, joints, time=waited)
+    assert (len(guard.sent), guard.guard.stopped) == (count, None)
+    hold(guard, HOME, joints)
+    move(guard, HOME + STEP, joints)
+    assert not last(guard).hold
+
+
+def test_a_write_that_fails_is_told_and_followed_by_a_hold() -> None:
+    guard = position_arm()
+    move(guard, HOME + STEP, guard.now)
+    guard.writes_fail = True
+    move(guard, HOME + STEP, guard.now)
+    assert guard.happened("unsent") == 1
+    guard.writes_fail = False
+    move(guard, HOME + STEP, guard.now)
+    assert len(guard.sent) == 1, "no motion before a hold"
+    hold(guard, HOME, guard.now)
+    assert last(guard).hold
+
+
+class Node(RuleBasedStateMachine):
+    """Anything that a node may do, and what the guard must make of it, as a model of a few lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.guard, self.armings, self.least = velocity_arm(), 1, 0
+        self.stopped = self.needs_hold = False
+        self.ends: int | None = None  # of the velocity in force
+
+    def expire(self) -> None:
+        if self.ends is not None and self.guard.now >= self.ends:
+            self.ends = None
+
+    @rule(seconds=st.sampled_from([0.001, 0.05, 0.1999, 0.2, 0.5]))
+    def time_passes(self, seconds: float) -> None:
+        self.guard.wait(seconds)
+        self.expire()
+
+    @rule(speed=st.floats(-0.3, 0.3), holds=st.sampled_from([0.05, 0.2, 1.0]))
+    def moves(self, speed: float, holds: float) -> None:
+        before = len(self.guard.sent)
+        drive(self.guard, speed, holds=round(holds * 1e9), armings=self.armings)
+        allowed = not self.stopped and self.armings >= self.least and not self.needs_hold
+        assert len(self.guard.sent) == before + allowed
+        if allowed:
+            self.ends = self.guard.now + round(holds * 1e9)
+            assert last(self.guard).velocities == dict.fromkeys(NAMES, speed)
+
+    @rule()
+    def holds(self) -> None:
+        hold(self.guard, np.zeros(7), 0)
+        self.ends, self.needs_hold = None, False
+        assert last(self.guard).hold
+
+    @rule(of_node=st.booleans())
+    def stops(self, of_node: bool) -> None:
+        if of_node:
+            self.guard.say(Kind.STOP, armings=self.armings)
+        else:
+            self.guard.guard.stop(Reason.OPERATOR_STOP, "", self.guard.now)
+            self.guard.guard.look(self.guard.now)
+            self.stopped = True
+        self.ended()
+
+    @rule()
+    def sends_what_is_wrong(self) -> None:
+        drive(self.guard, 1e6, armings=self.armings)
+        if not self.stopped and self.armings >= self.least and not self.needs_hold:
+            self.stopped = True
+            self.ended()
+
+    def ended(self) -> None:
+        self.needs_hold |= self.ends is not None
+        self.ends, self.least = None, max(self.least, self.armings + 1)
+
+    @precondition(lambda self: self.stopped)
+    @rule()
+    def resets(self) -> None:
+        self.guard.say(Kind.RESET, armings=self.armings)
+        self.stopped, self.least = False, self.armings + 1
+
+    @rule()
+    def arms(self) -> None:
+        self.armings += 1
+
+    @rule()
+    def writes_fail_once(self) -> None:
+        if self.ends is not None and not self.needs_hold and self.armings >= self.least:
+            self.guard.writes_fail = True
+            drive(self.guard, 0.01, armings=self.armings, holds=10**9)
+            self.guard.writes_fail, self.needs_hold = False, True
+
+    @invariant()
+    def what_is_in_force_at_the_driver_is_what_the_model_says(self) -> None:
+        moving = bool(self.guard.sent) and not last(self.guard).hold
+        assert moving is (self.ends is not None)
+        assert (self.guard.guard.stopped is not None) is self.stopped
+
+
+TestNode = Node.TestCase
+TestNode.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
