@@ -11,15 +11,12 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from vla_ros.config import Config
+from vla_ros.config import Config, node_topics
 from vla_ros.errors import EXTRAS
 
 CONFIG = Path(__file__).parent.parent / "config"
-TOPICS = {
-    topic.replace("~", "/vla_policy")
-    for topic in (*Config().camera.topics, *vars(Config().topics).values(), "/camera/image_raw")
-    if isinstance(topic, str)
-}
+NAMES = (*Config().camera.topics, *vars(Config().topics).values(), *vars(node_topics).values(), "/camera/image_raw")
+TOPICS = {topic.replace("~", "/vla_policy") for topic in NAMES if isinstance(topic, str)}
 
 
 def test_foxglove_shows_topics_that_exist_and_every_panel_is_placed() -> None:

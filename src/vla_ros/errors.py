@@ -39,11 +39,14 @@ def _escape(found: re.Match[str]) -> str:
 
 
 EXTRAS = {
+    "accelerate": "train",
     "av": "export",
+    "bitsandbytes": "train",
     "cyclonedds": "dds",
     "mcap": "replay",
     "msgpack": "serve",
     "mujoco": "sim",
+    "peft": "train",
     "prometheus_client": "metrics",
     "pyarrow": "export",
     "ray": "ray",

@@ -103,6 +103,8 @@ class Flickering(Forward):
 def test_a_loss_that_ended_before_it_was_handled_costs_no_pause(robot, inside) -> None:
     options = *PLAN[1:], "control.schedule:=blend", "control.refill_steps:=49"
     inside(*options, policy=Flickering(50, 50))
+    holds = {"joint_state_stale"}
+    robot.until(lambda: "holds" in robot.status and not holds & robot.status["holds"].keys(), robot.send_joints)
     robot.until(lambda: len(robot.commands) > 15 and dropped(robot) > 3, robot.send_frame)
     assert not any("server_lost" in said["holds"] for _, said in robot.statuses)
 

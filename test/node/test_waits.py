@@ -60,7 +60,7 @@ WAITS = {
     "node/lifecycle_main.py::_spin": "ends between two callbacks",
     # Callbacks.
     "execution/gate.py::open": "20 supervisions, then no command is sent",
-    "node/lockstep.py::_step": "100,000 iterations of the control loop, and the policy's own inference",
+    "node/lockstep.py::run_due": "100,000 iterations of the control loop, and the policy's own inference",
     "execution/claim.py::is_there": "does not block",
     "execution/claim.py::update": "64 connections, none of which is waited for",
     "node/policy_node.py::poll": "each subscription: as many messages as it keeps",

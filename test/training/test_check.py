@@ -24,8 +24,8 @@ from test.training.conftest import (
 )
 from test.training.test_reading import tiny_set
 from vla_ros.cli.main import main
-from vla_ros.policies.base import folder_of
-from vla_ros_lab.export import video
+from vla_ros.config.checkpoints import folder_of
+from vla_ros_lab.report import video
 from vla_ros_lab.training.check import check as examine
 from vla_ros_lab.training.cli import text_of
 from vla_ros_lab.training.reading import open_samples

@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -98,6 +98,7 @@ class Robot:
         arm: str = "",
         person: str = "",
         scene: bool = False,
+        at: Sequence[float] = HOME,
     ) -> None:
         self._graph, self._simulated, self._listens = graph, simulated, listens
         self._node = graph.create_node(f"faulty_robot{arm and '_' + arm}")
@@ -109,8 +110,8 @@ class Robot:
         self._joints = Channel(random.Random(seed + 2))
         self._content = ""
         self._which = 0  # seed of the joint that a fault affects
-        self._positions = np.array(HOME)
-        self._wanted = np.array(HOME)
+        self._positions = np.array(at)
+        self._wanted = np.array(at)
         self._velocity, self._moves_until = np.zeros(len(HOME)), 0.0
         self._arm_fault = ""  # sags, lags, sticks or blocked
         self._push = 0.0  # rad by which somebody still turns the first joint
@@ -453,11 +454,12 @@ def main() -> int:
     parser.add_argument("--person", choices=("", "leader", "joy"), default="")
     parser.add_argument("--scene", action="store_true", help="publish obstacles")
     parser.add_argument("--backend", choices=("dds", "rclpy"), default="dds")
+    parser.add_argument("--at", type=float, nargs=len(HOME), default=HOME, help="where the joints are at the start")
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the director ends it
     with open_graph(given.backend) as graph:
         size = tuple(given.size)
-        what = given.listens, given.arm, given.person, given.scene
+        what = given.listens, given.arm, given.person, given.scene, given.at
         Robot(graph, given.cameras, size, given.rate, given.simulated, given.seed, *what).run()
     return 0
 

@@ -1,6 +1,7 @@
 """Runs the node and the robot together: arms, gives orders, waits, and collects the robot's records."""
 
 import json
+import math
 import tempfile
 import threading
 import time
@@ -13,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from tools.faults import descriptions
+from tools.faults.driver import HOME
 from tools.faults.processes import LaunchedNode, NodeProcess, RobotProcess, ServerProcess, wait_until
 from tools.faults.records import Record
 from tools.faults.setups import OPTIONS
@@ -112,9 +114,16 @@ class Rig(AbstractContextManager["Rig"]):
         self._folder.cleanup()
 
     def start_robot(self, *words: str) -> None:
+        """Start the robot; one that follows another one stands where that one was measured last."""
         self.status = {}  # what this robot hears
         first = ("--arm", self._arms[0]) if self._arms else ()
-        self.robot = RobotProcess(self._domain, [*self._robot_words, *first, *words], self._take, self._lease)
+        there = self._last_positions()
+        at = ("--at", *map(str, there)) if there else ()
+        self.robot = RobotProcess(self._domain, [*self._robot_words, *first, *at, *words], self._take, self._lease)
+
+    def _last_positions(self) -> tuple[float, ...]:
+        whole = (each.positions or () for each in reversed(self.records) if each.kind == "joints" and not each.arm)
+        return next((each for each in whole if len(each) == len(HOME) and all(map(math.isfinite, each))), ())
 
     def order(self, arm: str = "", **order: Any) -> None:
         (self._others[arm] if arm else self.robot).order(**order)
