@@ -95,3 +95,10 @@ def test_a_policy_infers_from_plain_python() -> None:
     page = (ROOT / "docs" / "house-models.md").read_text(encoding="utf-8")
     example = page.split("```python\n")[1].split("```")[0]
     assert "(1, 7)" in run(MODELS_NEED_NOT, example)
+
+
+@pytest.mark.parametrize("module", ["types", "errors", "config", "files", "process", "houses"])
+def test_what_every_row_may_import_is_imported_alone(module: str) -> None:
+    """``files`` and ``config`` imported each other: whoever began with ``files`` failed."""
+    command = [sys.executable, "-c", f"import vla_ros.{module}"]
+    assert subprocess.run(command, capture_output=True, text=True, check=False).stderr == ""

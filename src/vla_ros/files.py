@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import stat
@@ -10,11 +11,30 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vla_ros.config.files import read_bytes
 from vla_ros.errors import ConfigError, VlaRosError
 
 STANDARD_OUTPUT = Path("-")
+_MOST_OPTIONS = 1 << 20  # bytes of a file of options
 _MOST_JSON = 32 << 20  # bytes of a JSON file; the largest published ones have 2 MB
+
+
+def check_regular(path: Path) -> None:
+    """Raise OSError unless ``path`` is a regular file: a pipe may never have data, and a device never end."""
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "a pipe, socket or device, expected a regular file", str(path))
+
+
+def read_bytes(path: Path, most: int = _MOST_OPTIONS) -> bytes:
+    """Return a regular file's content; raises OSError for another kind of file, or one of over ``most`` bytes."""
+    check_regular(path)
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB", str(path))
+    return content
 
 
 def read_json_value(path: Path) -> Any:

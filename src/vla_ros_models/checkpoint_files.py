@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from vla_ros.config.checkpoints import SHIPPED, WEIGHT_FILES, folder_of, no_folder
-from vla_ros.config.files import check_regular
 from vla_ros.errors import CheckpointError, lfs_pointer
-from vla_ros.files import read_json_value
+from vla_ros.files import check_regular, read_json_value
 
 if TYPE_CHECKING:
     from torch import Tensor

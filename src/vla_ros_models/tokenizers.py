@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vla_ros.config.files import check_regular
 from vla_ros.errors import CheckpointError, MissingDependencyError
+from vla_ros.files import check_regular
 from vla_ros_models.checkpoint_files import read_fields
 
 

@@ -5,10 +5,7 @@ The key of a section names nodes. ``*`` is one level of a node's full name, ``**
 node's full name applies, in the order in which the keys first appear, so the last one wins.
 """
 
-import errno
-import os
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -17,6 +14,7 @@ from typing import Any
 import yaml
 
 from vla_ros.errors import ConfigError, did_you_mean
+from vla_ros.files import read_bytes
 
 Sections = dict[str, dict[str, Any]]
 """The values of each section, by flat name."""
@@ -130,25 +128,6 @@ def dump_yaml(value: Any) -> str:
     """Return a value as one line of YAML, which :func:`parse_yaml` and rcl read back."""
     text: str = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10_000, allow_unicode=True)
     return text.strip().removesuffix("...").strip()
-
-
-def check_regular(path: Path) -> None:
-    """Raise OSError unless ``path`` is a regular file: a pipe may never have data, and a device never end."""
-    mode = path.stat().st_mode
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "a pipe, socket or device, expected a regular file", str(path))
-
-
-def read_bytes(path: Path, most: int = _MOST_BYTES) -> bytes:
-    """Return a regular file's content; raises OSError for another kind of file, or one of over ``most`` bytes."""
-    check_regular(path)
-    with path.open("rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB", str(path))
-    return content
 
 
 def read_sections(path: Path) -> Sections:

@@ -11,8 +11,8 @@ from itertools import chain
 from pathlib import Path
 from xml.parsers import expat
 
-from vla_ros.config.files import read_bytes
 from vla_ros.errors import ConfigError
+from vla_ros.files import read_bytes
 
 Element = ElementTree.Element
 

@@ -17,13 +17,12 @@ import numpy as np
 from PIL import Image
 
 from vla_ros.config import CameraConfig, Config, entries, load
-from vla_ros.config.files import read_bytes
 from vla_ros.config.loading import assignment
 from vla_ros.config.show import add_config_arguments
 from vla_ros.contract.features import complete_spec
 from vla_ros.contract.spec import NOW, PolicySpec
 from vla_ros.errors import ConfigError, ImageError
-from vla_ros.files import STANDARD_OUTPUT, check_output, save_text
+from vla_ros.files import STANDARD_OUTPUT, check_output, read_bytes, save_text
 from vla_ros.policies.base import checkpoint_options, create
 from vla_ros.types import ActionChunk, FloatArray, Observation, RawImage, UInt8Array
 from vla_ros.vision.decode import MAX_PIXELS, turned

@@ -28,9 +28,9 @@ from typing import Any
 import yaml
 
 from vla_ros.config import load
-from vla_ros.config.files import read_bytes
 from vla_ros.config.show import add_config_arguments, number
 from vla_ros.errors import ConfigError, MissingDependencyError, PrintableFormatter, printable
+from vla_ros.files import read_bytes
 from vla_ros.policies.base import Progress, checkpoint_options, create
 from vla_ros.policies.remote import read_key
 
