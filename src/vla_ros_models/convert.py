@@ -86,7 +86,7 @@ def _files(folder: Path) -> Iterator[Path]:
     if any(folder.glob("adapter_model.*")) and folder.name == "lora_adapter":
         return
     for path in sorted(folder.iterdir()):
-        if path.name.startswith("."):
+        if path.name.startswith(".") or path.name in ("run", "evidence"):  # of a fine-tuning
             continue
         if path.is_dir() and not any(path.glob("*model*.safetensors")):
             yield from _files(path)

@@ -34,7 +34,7 @@ def position_arm(**limits: Any) -> Harness:
 
 def velocity_arm(output: str = "joint_velocity") -> Harness:
     sections = {"robot": {"gripper_joint_names": []}, "gripper": {"mode": "none"}, "control": {"output": output}}
-    guard = Harness(configure(**sections))
+    guard = Harness(configure(**sections, timeouts={"velocity": 2.0}))
     measure(guard, HOME)
     return guard
 
@@ -337,12 +337,57 @@ def test_a_write_that_fails_is_told_and_followed_by_a_hold() -> None:
     move(guard, HOME + STEP, guard.now)
     guard.writes_fail = True
     move(guard, HOME + STEP, guard.now)
-    assert guard.happened("unsent") == 1
+    assert guard.happened("unsent") == 2, "the motion, and the hold that follows it"
     guard.writes_fail = False
     move(guard, HOME + STEP, guard.now)
     assert len(guard.sent) == 1, "no motion before a hold"
     hold(guard, HOME, guard.now)
     assert last(guard).hold
+
+
+RETRY = 5_000_000  # ns; a hold that could not be written is tried again after this
+
+
+def test_a_first_motion_that_was_written_in_part_is_held() -> None:
+    """A gripper's message may fail after the arm's velocity has been published."""
+    guard = velocity_arm()
+    guard.writes_fail = True
+    drive(guard, 0.1, holds=10**9)
+    guard.writes_fail = False
+    guard.wait(0.01)
+    assert last(guard).hold
+
+
+def test_a_reset_of_a_node_that_was_not_stopped_leaves_it_armed() -> None:
+    guard = velocity_arm()
+    drive(guard, 0.1)
+    guard.say(Kind.RESET)
+    drive(guard, 0.1)
+    assert len(guard.sent) == 2
+
+
+def test_a_velocity_ends_by_the_guards_own_options_whatever_its_frame_says() -> None:
+    guard = velocity_arm()
+    drive(guard, 0.1, holds=3600 * 10**9)
+    guard.wait(2.1)
+    assert not any(last(guard).velocities.values())
+
+
+def test_a_restarted_driver_that_says_zeros_gets_no_hold_at_zeros() -> None:
+    """The arm was led 1.2 rad away after a stop."""
+    guard = position_arm()
+    hold(guard, HOME, measure(guard, HOME))
+    move(guard, HOME + STEP, measure(guard, HOME))
+    sent = len(guard.sent)
+    for _ in range(80):
+        guard.wait(0.01)
+        guard.joints(state(NAMES, HOME * 0, guard.now), publisher=b"other")
+        guard.say(Kind.REST, holds=round(REST * 1e9))
+    guard.guard.stop(Reason.OPERATOR_STOP, "", guard.now)
+    for _ in range(10):
+        guard.wait(0.01)
+        guard.joints(state(NAMES, HOME * 0, guard.now), publisher=b"other")
+    assert all(np.abs(command.positions - HOME).max() < 0.1 for _, command in guard.sent[sent:])
 
 
 class Node(RuleBasedStateMachine):
@@ -416,6 +461,7 @@ class Node(RuleBasedStateMachine):
             self.guard.writes_fail = True
             drive(self.guard, 0.01, armings=self.armings, holds=10**9)
             self.guard.writes_fail, self.needs_hold = False, True
+            self.ends = self.guard.now + RETRY  # of what was in force, or of what may have been written in part
 
     @invariant()
     def what_is_in_force_at_the_driver_is_what_the_model_says(self) -> None:

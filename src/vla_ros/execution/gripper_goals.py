@@ -72,6 +72,7 @@ class GripperGoals:
             try:
                 answer = self._clients[end].send_goal_async(goal)
             except Exception as error:  # of the middleware
+                self._wanted = None  # until the next command
                 self._write_failed(WriteError(f"{self.name}{end}: {error}"))
                 return
         self._number += 1

@@ -19,6 +19,7 @@ from vla_ros.guard.history import MeasuredRange
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import FloatArray
 
+_SPARE = 1.0  # s beyond timeouts.inference, as the node's
 _ROUNDING = 1e-6  # rad, m, rad/s or m/s
 _SHARE = 1 + 1e-6
 _EASE = 2.0  # factor by which an acceleration may exceed its limit: where a step began is not always known
@@ -61,6 +62,8 @@ class ArmCheck:
         self.fastest = np.array(list(self.speeds.values()))
         self.sends_velocities = self.arm.output in VELOCITY_OUTPUTS
         self._lifetime = lifetime(config)
+        seconds = self._lifetime if self.sends_velocities else config.timeouts.inference + _SPARE
+        self.longest = round(1e9 * seconds)  # ns for which a frame may be in force, whatever it says
         robot = self.arm.robot
         frame = robot.tip_frame if config.control.delta_frame == "tip" else robot.base_frame
         self._frame = self._kinematics.base_frame if self._kinematics else frame

@@ -89,7 +89,8 @@ class Guard:
             elif frame.kind is Kind.STOP:
                 self.stop(Reason.OPERATOR_STOP, "the node has stopped", now, of_node=True)
             elif frame.kind is Kind.RESET:
-                self.stopped, self._least = None, self._armings + 1
+                if self.stopped or self._least > self._armings:  # else the node goes on being armed
+                    self.stopped, self._least = None, self._armings + 1
                 self.note("reset", "")
             elif frame.arm >= len(self._arms):
                 self._reject(f"unknown: found arm {frame.arm}, expected less than {len(self._arms)}", now)
@@ -106,6 +107,7 @@ class Guard:
                 arm.stamped = stamped
                 arm.history.add(message.names, message.positions, message.stamp, publisher, now)
                 timeout = self.config.timeouts.joint_state
+                arm.merger.keep_trajectory(arm.ends is not None)
                 whole = arm.merger.add(message, message.stamp if stamped else 0, now, timeout, publisher)
                 with suppress(Refused):  # it lacks joints, or says what cannot be
                     if whole is not None:
@@ -165,6 +167,8 @@ class Guard:
             self._end_soon(arm, now)
         elif frame.time < self._resumed:
             arm.needs_hold = True
+            self.counts["void"] += 1
+            return
         elif not now - _LATE <= frame.time <= now + _AHEAD:
             self._reject(f"late: sent {(now - frame.time) / 1e6:.1f} ms ago, allowed {_LATE / 1e6:g} ms", now)
             return
@@ -261,8 +265,8 @@ class Guard:
     def _pass_on(self, arm: GuardedArm, frame: GuardFrame, speed: FloatArray) -> None:
         """Send a frame that has passed."""
         command, (numbers, arm.fingers) = arm.check.command(frame), arm.check.split(frame)
-        if not self._write(command):
-            arm.needs_hold = True
+        if not self._write(command):  # a part may have been written: hold at once, and again until that succeeds
+            arm.needs_hold, arm.ends, arm.expires = True, frame.time, None
             return
         self.counts["sent"] += 1
         arm.speed, before = speed, arm.last if arm.ends is not None else None
@@ -274,14 +278,14 @@ class Guard:
                 arm.following.held = numbers
             arm.ends, arm.expires, arm.needs_hold = None, None, False
             return
-        arm.ends = frame.time + frame.holds
+        arm.ends = frame.time + min(frame.holds, arm.check.longest)
         arm.expires = command if arm.check.sends_velocities else None
         if not arm.check.sends_velocities:
             arm.following.sent(numbers)
 
     def _rest(self, arm: GuardedArm, frame: GuardFrame) -> None:
         if arm.ends is not None and arm.expires is None and self.stopped is None and not arm.needs_hold:
-            arm.ends = max(arm.ends, frame.time + frame.holds)
+            arm.ends = max(arm.ends, frame.time + min(frame.holds, arm.check.longest))
 
     # Ends of motion
 
@@ -300,6 +304,8 @@ class Guard:
         elif self._write(split(arm.expires, apart)[0].stopped()):
             arm.ends, arm.expires = None, None
             self.note("expired", arm.check.arm.name)
+        else:
+            arm.ends = now + _AGAIN
 
     def _hold(self, arm: GuardedArm, now: int) -> None:
         """Hold an arm where the node would; without a fresh joint state as soon as there is one."""

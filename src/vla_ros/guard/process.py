@@ -173,7 +173,7 @@ class GuardProcess:
     def _hear(self) -> None:
         """Take joint states, stops and heartbeats; the node logs which cannot be read."""
         for each in self._inputs:
-            with suppress(VlaRosError):
+            with suppress(Exception):  # of the middleware, too
                 each.poll()
 
     def _arrived(self) -> Iterator[GuardFrame | DamagedError]:

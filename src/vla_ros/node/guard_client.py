@@ -152,7 +152,7 @@ class GuardClient:
         with self._lock:
             now = time.monotonic()
             if now - self._looked > LONGEST:  # this process did not run
-                self._heard = now
+                self._heard += now - self._looked
             self._looked = now
             self._read()
             if not self._lost and now - self._heard > _SILENT:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from vla_ros.config import load
+from vla_ros.config.checkpoints import base_folder
 from vla_ros.errors import ConfigError, printable
 from vla_ros.files import check_output, save_text
 from vla_ros.policies.base import Policy, checkpoint_options, create
@@ -47,9 +48,14 @@ def fine_tune(
     config = load(
         arguments.config, [*checkpoint_options(None, arguments.checkpoint, arguments.config), *arguments.param]
     )
+    folder, model = checkpoint_folder(arguments.checkpoint), config.policy
+    if base_folder(folder, getattr(model, "base", "")) is not None:
+        raise ConfigError(f"--checkpoint {folder}: has an adapter; merge it into its base first: vla-ros convert")
+    if getattr(model, "gpus", 1) > 1:
+        raise ConfigError("policy.gpus: each process trains the whole network; set it to 1, and use torchrun")
     job = FineTuning(
         policy,
-        checkpoint_folder(arguments.checkpoint),
+        folder,
         lambda spec: open_samples(arguments.data, spec, config, options),
         make,
         data_files(arguments.data),

@@ -15,12 +15,14 @@ from torch import Tensor
 
 from vla_ros.errors import VlaRosError
 from vla_ros_lab.training.adapting import Adapted, merged_tensors
+from vla_ros_models import evidence
 from vla_ros_models.checkpoint_files import INDEX, SINGLE, StoredTensor, from_files
 
 ADAPTER = "adapter"
 """Folder of the adapter in the checkpoint's."""
 
 _TYPES = {"F64": torch.float32, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_OF_A_RUN = ("run", ADAPTER, evidence.FOLDER, ".git")  # folders that are no part of a checkpoint
 _SHARD = 5_000_000_000  # bytes
 
 
@@ -115,7 +117,7 @@ def _copy_others(checkpoint: Path, output: Path, weights: set[Path]) -> None:
         return [
             name
             for name, path in paths.items()
-            if path in skipped or name in (INDEX, "config.json", output.name, ".git") or path.suffix == ".bin"
+            if path in skipped or name in (INDEX, "config.json", output.name, *_OF_A_RUN) or path.suffix == ".bin"
         ]
 
     shutil.copytree(checkpoint, output, ignore=ignored, dirs_exist_ok=True)
