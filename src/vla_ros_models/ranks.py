@@ -200,7 +200,8 @@ class LeadingRank(GroupOfRanks):
                 child = _Child(rank, device)
                 self._children.append(child)
                 own = {**self._message, "rank": rank, "count": len(self._devices), "device": str(device)}
-                child.socket.send(json.dumps(own).encode())
+                with suppress(BrokenPipeError):  # it has ended already; :meth:`_look` says how
+                    child.socket.send(json.dumps(own).encode())
             while not self._closing.is_set():
                 self._look()
                 self._closing.wait(_POLL)

@@ -263,7 +263,9 @@ class Guard:
         return arm.check.check_motion(frame, measured, [each for each in origins if each is not None], arm.speed)
 
     def _pass_on(self, arm: GuardedArm, frame: GuardFrame, speed: FloatArray) -> None:
-        """Send a frame that has passed."""
+        """Send a frame that has passed, unless one of the same arrival could not be written."""
+        if arm.needs_hold and frame.kind is not Kind.HOLD:
+            return
         command, (numbers, arm.fingers) = arm.check.command(frame), arm.check.split(frame)
         if not self._write(command):  # a part may have been written: hold at once, and again until that succeeds
             arm.needs_hold, arm.ends, arm.expires = True, frame.time, None
