@@ -125,7 +125,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def dump_yaml(value: Any) -> str:
-    """Return a value as one line of YAML, which :func:`parse_yaml` and rcl read back."""
+    """Return a value as YAML, one line unless it has line breaks; :func:`parse_yaml` and rcl read it back."""
     text: str = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10_000, allow_unicode=True)
     return text.strip().removesuffix("...").strip()
 

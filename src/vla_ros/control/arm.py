@@ -35,7 +35,7 @@ _NOWHERE = Pose(np.zeros(3), np.eye(3))
 
 
 class ArmController:
-    """Makes the commands for one arm. Used from one thread.
+    """Makes the commands for one arm. Not thread-safe, but for ``check_joints`` and ``joint_speeds``.
 
     Args:
         config: All options.
@@ -296,7 +296,7 @@ class ArmController:
 
         The arm keeps the position at which the hold began until somebody moves it (:meth:`Following.hold`), so that
         it does not sag further and further. Fingers keep their last command, so that nothing is dropped. If the
-        measurement is old, moving back to it takes as long as the velocity limits require (``Command.duration``).
+        arm was commanded elsewhere, moving there takes as long as the velocity limits require (``Command.duration``).
 
         Raises:
             Refused: The joint state is stale or invalid, and the output is not a velocity.

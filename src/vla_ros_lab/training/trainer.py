@@ -143,11 +143,15 @@ def train(
                 say(_line(step, steps, done, left))
             if accelerator.is_main_process and _is_due(step, steps, options.save_every):
                 state.save(folder, step, parameters, optimizer, done.losses)
+        accelerator.wait_for_everyone()
     except KeyboardInterrupt:
         if accelerator.is_main_process and step > begun:
             state.save(folder, step, parameters, optimizer, done.losses)
         raise VlaRosError(f"stopped after step {step} of {steps}; the same command resumes there") from None
     finally:
+        # Gloo waits for the other process if what uses the group is destroyed after it.
+        del trainee
+        accelerator.free_memory()
         accelerator.end_training()
     if device.type == "cuda":
         done.peak_gb = torch.cuda.max_memory_allocated(device) / 1e9

@@ -73,7 +73,7 @@ class ActionStatistics:
 
     @property
     def dimension(self) -> int:
-        """D, the number of values in one action, and of tokens to decode."""
+        """D, the number of values that the statistics describe; for OpenVLA, also of tokens to decode."""
         return int(self.low.shape[0])
 
     @property

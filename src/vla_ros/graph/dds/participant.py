@@ -96,7 +96,10 @@ class Participant:
     def writer(
         self, topic: str, type_name: str, profile: QoSProfile, extra: str = "", *, ignore_local: bool = False
     ) -> tuple[DataWriter[Any], Any]:
-        """Create a writer of a DDS topic (``rt/...``); return it and the type of its samples."""
+        """Create a writer of a topic by its full DDS name; return it and the type of its samples.
+
+        ``extra`` is added to its user data; with ``ignore_local``, readers of this participant do not see it.
+        """
         qos = endpoint_qos(profile, self._user_data(type_name, extra), ignore_local=ignore_local)
         try:
             return DataWriter(self.dds, self._topic(topic, type_name), qos), wire_type(self.types, type_name)
