@@ -296,7 +296,7 @@ class ArmController:
 
         The arm keeps the position at which the hold began until somebody moves it (:meth:`Following.hold`), so that
         it does not sag further and further. Fingers keep their last command, so that nothing is dropped. If the
-        arm was commanded elsewhere, moving there takes as long as the velocity limits require (``Command.duration``).
+        arm was commanded elsewhere, moving there takes what the velocity limits require (``Command.duration``).
 
         Raises:
             Refused: The joint state is stale or invalid, and the output is not a velocity.
