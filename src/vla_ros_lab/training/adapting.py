@@ -92,7 +92,8 @@ def adapt(trainable: Trainable, recipe: Recipe, options: AdapterOptions, device:
         quantized = {name: stored for name, stored in modules.items() if re.match(recipe.quantized, stored)}
         for name in quantized:
             quantize(trainee, name, device)
-        trainee.is_loaded_in_4bit = True  # type: ignore[assignment]  # or peft takes the layers for unquantised ones
+        # Without it, peft takes the layers for unquantised ones.
+        trainee.is_loaded_in_4bit = True  # type: ignore[assignment]
     trainee.to(device)
     if lora is not None:
         _add_adapters(trainee, lora, layers)
