@@ -140,6 +140,17 @@ def test_a_chunk_is_executed_before_the_policy_is_asked_again(
     assert found.skipped == 40 - len(policy.asked)
 
 
+@pytest.mark.parametrize("schedule", ["auto", "append", "ensemble"])
+def test_in_open_loop_only_the_first_action_of_each_chunk_is_compared(
+    play, write_bag, recording, brightness_policy, replay_config, schedule
+):
+    """Not what a schedule makes of it and the chunks before, which began at other frames."""
+    config = build({"control.schedule": schedule}, replay_config)
+    path = write_bag("bag", recording)
+    one, chunks = (play(path, brightness_policy(horizon=size), config=config).samples for size in (1, 4))
+    np.testing.assert_array_equal(chunks.predicted, one.predicted)
+
+
 def test_bad_frames_are_counted_and_the_next_one_works(play, write_bag, recording, brightness_policy):
     for index in (4, 7):
         image = next(item[2] for item in recording[4 * index :] if item[1] == "/camera/image_raw")

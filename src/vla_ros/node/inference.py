@@ -82,11 +82,13 @@ def first_step(
     dt: float,
     reference: ArmJoints = None,
 ) -> StepResult:
-    """Infer on one set of frames and return the first step, as if no time passed in between.
+    """Infer on one set of frames and return the chunk's first step, as if no time passed in between.
 
-    For ``dt`` and ``reference`` see :meth:`RobotController.make_step`. Raises the errors of :func:`infer`.
+    Earlier chunks are forgotten, so that this one is not blended with them. For ``dt`` and ``reference`` see
+    :meth:`RobotController.make_step`. Raises the errors of :func:`infer`.
     """
     inference = infer(source, pipeline, frames, inputs)
+    pipeline.schedule.reset()
     pipeline.schedule.load(inference.chunk)
     joints = inputs.arms or inputs.joints
     return pipeline.controller.make_step(pipeline.schedule.next(), joints, dt, reference, inference)

@@ -80,7 +80,7 @@ class Player:
     ) -> None:
         self._bag, self._selection, self._config = bag, selection, config
         self._source, self._pipeline, self._options = source, pipeline, options
-        self._controller, self._schedule = pipeline.controller, pipeline.schedule
+        self._controller = pipeline.controller
         self._resume, self._partial, self._progress = resume, partial, progress
         needed, timeout = pipeline.controller.joint_names, config.timeouts.joint_state
         self._recording = series.read_recording(bag, selection, needed, timeout)
@@ -208,15 +208,12 @@ class Player:
             self._drop(refused.reason, refused.detail)
             return
         if step.refused is None:
-            self._schedule.sent()
             self._controller.sent()
-        else:
-            self._schedule.reset()
         self._keep(now, step, step.refused.reason if step.refused else None, _NAN)
 
     def _begin_episode(self) -> None:
         self._source.reset()
-        self._schedule.reset()
+        self._pipeline.schedule.reset()
         self._pipeline.observer.begin_task()
         self._controller.reset()
         self._stops.begin()
