@@ -32,9 +32,19 @@ def weight_files(folder: Path) -> list[Path]:
     return [path for path in found if path.relative_to(folder).parts[0] not in (FOLDER, "adapter", "run")]
 
 
+def weight_hashes(folder: Path) -> dict[str, str]:
+    return hashes(folder, weight_files(folder))
+
+
+def digest_of(folder: Path) -> str:
+    """Return one SHA-256 of all files that determine what a checkpoint does."""
+    return hashlib.sha256(json.dumps(weight_hashes(folder), sort_keys=True).encode()).hexdigest()
+
+
 def write_evidence(folder: Path, content: dict[str, Any]) -> None:
+    """Write what :func:`require_evidence` reads: ``weights``, from :func:`hashes`, ``proof``, and more."""
     (folder / FOLDER).mkdir(exist_ok=True)
-    text = json.dumps({**content, "weights": hashes(folder, weight_files(folder))}, indent=2, sort_keys=True)
+    text = json.dumps(content, indent=2, sort_keys=True)
     (folder / FOLDER / FILE).write_text(text + "\n", encoding="utf-8")
 
 
@@ -47,7 +57,7 @@ def require_evidence(folder: Path) -> None:
             f"{where} is missing; train with vla-ros finetune, then with --scores OLD.json NEW.json"
         )
     content = read_json(path)
-    stated, found = content.get("weights"), hashes(folder, weight_files(folder))
+    stated, found = content.get("weights"), weight_hashes(folder)
     if stated != found:
         names = sorted(name for name in {*(stated or {}), *found} if (stated or {}).get(name) != found.get(name))
         raise CheckpointError(f"{where} is of other files: {names[:5]} differ; compare this checkpoint again")

@@ -22,6 +22,7 @@ pytest.importorskip("msgpack", reason="the library msgpack is not installed (ext
 from test.command import VLA_ROS, vla_ros
 from vla_ros.cli.main import main
 from vla_ros.config import build
+from vla_ros.config.checkpoints import folder_of
 from vla_ros.contract.spec import PolicySpec, StateFeature
 from vla_ros.control.command import Command
 from vla_ros.errors import ConfigError
@@ -29,6 +30,7 @@ from vla_ros_lab.eval.environment import BenchmarkEnvironment, Case
 from vla_ros_lab.eval.process import BenchmarkError, BenchmarkProcess
 from vla_ros_lab.eval.results import Log
 from vla_ros_lab.eval.suites import fit_benchmark
+from vla_ros_models.evidence import digest_of
 
 PACKAGE = Path(__file__).parents[1] / "data" / "reach"
 REACH = ("reach_benchmark:Reach", "--policy", "reach")
@@ -385,6 +387,7 @@ def test_the_table_scores_as_the_demo_in_lockstep_does() -> None:
     expected = [(one["metrics"]["success"], one["steps"], one["instruction"]) for one in ours]
     assert [(one["success"], one["steps"], one["instruction"]) for one in theirs] == expected
     assert found["success_rate"] == 1.0
+    assert found["config"]["weights"] == digest_of(folder_of("demo"))
 
 
 @needs_vla_eval

@@ -21,7 +21,14 @@ import torch
 from safetensors.torch import load_file
 
 from test.training.runs import CPU, OPTIONS, SMOLVLA, ArmSamples, opened, policy_of, run, stream_of
+from vla_ros.cli.main import main
+from vla_ros.config import load
+from vla_ros.contract.features import complete_spec
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, VlaRosError
+from vla_ros.policies.base import Policy
+from vla_ros.types import ActionChunk
+from vla_ros_lab.replay.compare import SCHEMA
 from vla_ros_lab.training import proof, state
 from vla_ros_lab.training.export import export
 from vla_ros_lab.training.finetune import FineTuning, add_training_arguments, finetune
@@ -30,6 +37,9 @@ from vla_ros_lab.training.samples import Sample
 from vla_ros_lab.training.stream import SampleStream
 from vla_ros_lab.training.trainer import TrainOptions, train
 from vla_ros_models import evidence
+
+ROOT = Path(__file__).parents[2]
+DEMO_PI = [ROOT / "config" / f"{name}.yaml" for name in ("demo", "demo_pi")]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +190,15 @@ def job(lengths=(6, 5, 7, 6, 5, 6, 7)):
     def reload(other):
         return policy_of(other, *settings, "policy.self_test:=false")
 
-    return FineTuning(reload(folder), folder, lambda spec: ArmSamples(spec, lengths), reload, {"samples": "0"})
+    config = load(DEMO_PI, [f"policy.checkpoint:={folder}"])
+    return FineTuning(
+        reload(folder),
+        folder,
+        lambda spec: ArmSamples(complete_spec(spec, config), lengths),
+        reload,
+        {"samples": "0"},
+        config,
+    )
 
 
 def test_the_whole_way(tmp_path):
@@ -201,10 +219,20 @@ def test_the_whole_way(tmp_path):
     required = policy_of(out, "policy.evidence:=require")
     with pytest.raises(VlaRosError, match="closed loop"):
         required.load()
-    for name, won in (("old", 3), ("new", 17)):
-        episodes = [{"episode_id": seed, "metrics": {"success": seed < won}} for seed in range(20)]
-        (tmp_path / f"{name}.json").write_text(json.dumps({"tasks": [{"task": "pick", "episodes": episodes}]}))
-    scores = ("--scores", str(tmp_path / "old.json"), str(tmp_path / "new.json"))
+    for name in ("old", "new"):  # replay's own results, as `vla-ros compare` reads them
+        replayed = json.loads((out / "evidence" / f"{name}.json").read_text())
+        assert replayed["schema"] == SCHEMA
+        assert replayed["frames"]["compared"] == sum((6, 5, 7, 6, 5, 6, 7)) - 6
+    assert found["proof"]["differences"][0]["new"] == replayed["mae"]
+    assert main(["compare", *(str(out / "evidence" / f"{name}.json") for name in ("old", "new"))]) == 0
+    scores = ("--scores", *(str(tmp_path / f"{name}.json") for name in ("old", "new")))
+    write_scores(tmp_path, evidence.digest_of(folder), evidence.digest_of(folder))
+    with pytest.raises(ConfigError, match=r"new\.json: is of another checkpoint"):
+        finetune(job(), arguments(*words, *scores), lines.append)
+    write_scores(tmp_path, evidence.digest_of(folder), "")
+    with pytest.raises(ConfigError, match=r"new\.json: does not say which"):
+        finetune(job(), arguments(*words, *scores), lines.append)
+    write_scores(tmp_path, evidence.digest_of(folder), evidence.digest_of(out))
     promoted = finetune(job(), arguments(*words, *scores), lines.append)
     assert promoted["verdict"] == proof.BETTER
     required.load()
@@ -213,6 +241,14 @@ def test_the_whole_way(tmp_path):
         file.write("\n")
     with pytest.raises(VlaRosError, match=r"other files.*config\.json"):
         required.load()
+
+
+def write_scores(folder, *digests):
+    """Results of ``vla-ros eval`` of the old and the new checkpoint, of weights with these digests."""
+    for name, won, digest in zip(("old", "new"), (3, 17), digests, strict=True):
+        episodes = [{"episode_id": seed, "metrics": {"success": seed < won}} for seed in range(20)]
+        content = {"tasks": [{"task": "pick", "episodes": episodes}], "config": {"weights": digest}}
+        (folder / f"{name}.json").write_text(json.dumps(content))
 
 
 def test_another_run_does_not_resume(tmp_path):
@@ -226,13 +262,49 @@ def test_another_run_does_not_resume(tmp_path):
         finetune(job(), arguments("--output", str(tmp_path / "other")), lambda line: None)
 
 
+class Missing(Policy):
+    """Answers with the recorded action and an error, for some episodes in the wrong direction of the gripper."""
+
+    def __init__(self, samples, error, gripper=()):
+        self.spec, self.samples, self.error, self.gripper = samples.spec, samples, error, gripper
+
+    def infer(self, session, observation):
+        sample = self.samples[observation.stamp]
+        actions = sample.actions + self.error * np.cos(3.0 * sample.episode + np.arange(7))
+        if sample.episode in self.gripper:
+            actions[:, 6] = 1 - actions[:, 6]
+        return ActionChunk(actions, observation.stamp)
+
+
+@dataclass(frozen=True, eq=False)
+class TipSamples(ArmSamples):
+    """Deltas of the tip and a gripper, one action at a time."""
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        actions = 0.01 * sample.actions
+        actions[:, 6] = (sample.frame % 4) > 1
+        return Sample(sample.observation, actions, sample.is_pad, sample.episode, sample.frame)
+
+
+def verdict(old, new, lengths=(9, 8, 7, 8, 9, 8)):
+    samples = TipSamples(PolicySpec(images=()), lengths)
+    config = load([], ["policy.name:=hold"])
+    return proof.compare_replays(
+        *(proof.replay(Missing(samples, *one), samples, samples.episodes, config) for one in (old, new))
+    )
+
+
 def test_verdicts():
-    """Only scores can say better; few episodes say nothing."""
-    old = np.array([0.5, 0.6, 0.4, 0.5, 0.6, 0.5])
-    assert proof.compare_errors(old, old - 0.2).verdict == proof.NO_CONTRADICTION
-    assert proof.compare_errors(old, old + 0.2).verdict == proof.WORSE
-    assert proof.compare_errors(old[:3], old[:3] + 0.2).verdict == proof.UNDECIDED
-    assert proof.compare_errors(old[:0], old[:0]).basis == "none"
+    """Only scores can say better; few episodes say nothing; replay's own judgement counts."""
+    assert verdict((0.004,), (0.002,)).verdict == proof.NO_CONTRADICTION
+    found = verdict((0.002,), (0.004,))
+    assert found.verdict == proof.WORSE
+    assert [one.figure for one in found.differences if one.is_worse] == ["mae", "direction_cosine"]
+    assert verdict((0.002,), (0.004,), (9, 8, 7)).verdict == proof.UNDECIDED
+    found = verdict((0.0005,), (0.0005, (0, 1, 2, 3, 4, 5)))
+    assert (found.verdict, "gripper" in found.reason) == (proof.WORSE, True)
+    assert str(proof.Proof(proof.UNDECIDED, "none")).startswith("unknown: no episode")
 
 
 PART = r"action_|time_mlp|paligemma_with_expert.gemma_expert"

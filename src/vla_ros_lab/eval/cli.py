@@ -23,6 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vla_ros.config import Config
+from vla_ros.config.checkpoints import SHIPPED, folder_of
 from vla_ros.config.show import number
 from vla_ros.errors import ConfigError, printable
 from vla_ros.files import keeps_files, save_text
@@ -74,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     _CONSOLE.stderr = page.to_stdout(json=arguments.json, report=arguments.report)
     settings = json.loads(json.dumps({name: getattr(arguments, name) for name in _SETTINGS}, default=str))
     settings["mode"] = "sync" if arguments.live is None else f"live_{arguments.clock}"
+    settings["weights"] = _weights(arguments.checkpoint)
     with tempfile.TemporaryDirectory(prefix="vla_ros_eval_") as folder:
         path = arguments.log or _log_of(arguments.json) or Path(folder) / "episodes.jsonl"
         log = Log(path, settings, resume=arguments.resume or bool(arguments.shard), alone=not arguments.shard)
@@ -88,6 +90,16 @@ def run(arguments: argparse.Namespace) -> int:
     for line in failed:
         _CONSOLE.print(f"[red]{escape(printable(line))}[/]", soft_wrap=True)
     return 1 if failed else 0
+
+
+def _weights(checkpoint: str | None) -> str:
+    """Return the digest of what is scored, so that nobody takes the scores for another checkpoint's."""
+    folder = folder_of(checkpoint) if checkpoint in SHIPPED else Path(checkpoint or "").expanduser()
+    if not checkpoint or not folder.is_dir():
+        return ""
+    from vla_ros_models.evidence import digest_of  # as late as torch
+
+    return digest_of(folder)
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -206,6 +206,12 @@ def read_results(path: Path) -> dict[tuple[str, int], bool | None]:
         raise ConfigError(f"{path}: no results of vla-ros eval or vla-eval ({why})") from None
 
 
+def weights_of(path: Path) -> str:
+    """Return the digest of the checkpoint that a file of :func:`to_json` scored; "" if it does not say so."""
+    config = read_json_value(path).get("config")
+    return str(config.get("weights") or "") if isinstance(config, dict) else ""
+
+
 def _without_port(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings without the policy server's port: a server may be started again at another one."""
     words = [re.sub(r"^(policy\.server:=.*):\d+(?=[/?]|$)", r"\1", word) for word in settings.get("param") or ()]

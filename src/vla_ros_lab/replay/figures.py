@@ -63,16 +63,24 @@ class Comparer:
 
     def intervals(self, frames: Samples) -> dict[str, list[float] | None]:
         """Return 95 % bootstrap intervals over episodes; None for a single episode."""
+        return {name: skill.interval(*pair, frames.episodes) for name, pair in self._sums(frames).items()}
+
+    def differences(self, first: Samples, second: Samples) -> dict[str, list[float] | None]:
+        """Return such intervals of the second's figures minus the first's, of the same frames."""
+        pairs, others = self._sums(first), self._sums(second)
+        return {name: skill.paired_interval(pairs[name], others[name], first.episodes) for name in pairs}
+
+    def _sums(self, frames: Samples) -> dict[str, tuple[FloatArray, FloatArray]]:
+        """Return what is summed above and below the fraction of each figure, [M, S] each."""
         errors = np.abs(frames.predicted - frames.recorded)
         cosines = self.cosines(frames.predicted, frames.recorded)
         closed, wanted = self.closed(frames.predicted), self.closed(frames.recorded)
         both, differ = 2.0 * np.nansum(closed * wanted, axis=1), np.nansum(np.abs(closed - wanted), axis=1)
-        counts = {
+        return {
             "mae": (errors, np.isfinite(errors)),
             "direction_cosine": (cosines, np.isfinite(cosines)),
             "gripper_f1": (both[:, None], (both + differ)[:, None]),
         }
-        return {name: skill.interval(*pair, frames.episodes) for name, pair in counts.items()}
 
     def ahead(self, frames: Samples) -> dict[str, Any]:
         """Return the baselines' figures, the policy's skill against each, and cosines at turns."""

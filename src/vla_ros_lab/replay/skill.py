@@ -69,13 +69,28 @@ def interval(top: FloatArray, bottom: FloatArray, episodes: IntArray) -> list[fl
     Resamples whole episodes, because frames of one episode are not independent. ``top`` and ``bottom`` are [M, S];
     NaN counts as 0. The same data always give the same interval. Returns None for fewer than two episodes.
     """
+    return _ends(resampled(top, bottom, episodes))
+
+
+def paired_interval(
+    first: tuple[FloatArray, FloatArray], second: tuple[FloatArray, FloatArray], episodes: IntArray
+) -> list[float] | None:
+    """Return the interval of the second ratio minus the first, of the same frames, as :func:`interval`."""
+    return _ends(resampled(*second, episodes) - resampled(*first, episodes))
+
+
+def resampled(top: FloatArray, bottom: FloatArray, episodes: IntArray) -> FloatArray:
+    """Return the ratios of all resamples, the same episodes at every call; empty for fewer than two episodes."""
     _, starts = np.unique(episodes, return_index=True)
     if (count := len(starts)) < 2:
-        return None
+        return np.zeros(0)
     sums = np.add.reduceat(np.nan_to_num(np.stack([top, bottom])), starts, axis=1)
     drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
     tops, bottoms = drawn @ sums
-    figures = metrics.mean(metrics.ratio(tops, bottoms, 1e-18), axis=1)
+    return metrics.mean(metrics.ratio(tops, bottoms, 1e-18), axis=1)
+
+
+def _ends(figures: FloatArray) -> list[float] | None:
     figures = figures[np.isfinite(figures)]
     return [float(end) for end in np.percentile(figures, [2.5, 97.5])] if figures.size else None
 

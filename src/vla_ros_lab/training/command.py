@@ -59,6 +59,7 @@ def fine_tune(
         lambda spec: open_samples(arguments.data, spec, config, options),
         make,
         data_files(arguments.data),
+        config,
         statistics,
     )
     result = finetune(job, arguments, say)

@@ -16,11 +16,14 @@ from typing import Any
 
 import torch
 
+from vla_ros.config import Config
 from vla_ros.config.show import number
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError
 from vla_ros.houses import installed
 from vla_ros.policies.base import Policy
+from vla_ros_lab.replay.report import write_report
+from vla_ros_lab.replay.result import write_json
 from vla_ros_lab.training import plan, proof
 from vla_ros_lab.training.adapting import ADAPTERS, AdapterOptions, adapt
 from vla_ros_lab.training.augmentation import AUGMENTATIONS
@@ -79,6 +82,7 @@ class FineTuning:
     open_samples: Callable[[PolicySpec], Samples]
     reload: Callable[[Path], Policy]  # makes the policy of another checkpoint
     data: Mapping[str, str]  # SHA-256 of the files of the data
+    config: Config  # the node's options
     # The data's statistics: the layout of the family's file, and its content; None keeps the checkpoint's.
     statistics: tuple[str, Mapping[str, Any]] | None = None
 
@@ -103,7 +107,7 @@ def finetune(job: FineTuning, arguments: argparse.Namespace, say: Say = print) -
     claimed = _claim(output, job, arguments)
     if arguments.scores:
         old, new = arguments.scores
-        return _promote(output, old, new, say)
+        return _promote(output, job.folder, old, new, say)
     source, policy = job.folder, job.policy
     if job.statistics is not None:
         source = restate(job.folder, output / RUN / "base", *job.statistics)
@@ -154,9 +158,10 @@ def finetune(job: FineTuning, arguments: argparse.Namespace, say: Say = print) -
     if rank:  # the first process does the rest
         return {}
     export(adapted, source, output, "bfloat16" if qlora else "")
-    compared = _prove(job, output, samples, held, arguments)
+    weights = evidence.weight_hashes(output)  # of what is compared
+    compared = _prove(job, output, samples, held)
     say(str(compared))
-    _write_evidence(output, job, arguments, claimed, done, compared)
+    _write_evidence(output, job, claimed, weights, done, compared)
     return {
         "losses": done.losses,
         "verdict": compared.verdict,
@@ -215,49 +220,48 @@ def _claim(output: Path, job: FineTuning, arguments: argparse.Namespace) -> dict
     return described
 
 
-def _prove(
-    job: FineTuning, output: Path, samples: Samples, held: list[range], arguments: argparse.Namespace
-) -> proof.Proof:
+def _prove(job: FineTuning, output: Path, samples: Samples, held: list[range]) -> proof.Proof:
     """Compare the old and the new checkpoint on held-out episodes, as the robot would run them."""
     if not held:
         return proof.Proof(proof.UNDECIDED, "none")
-    scale = proof.scale_of(samples, held)
+    (output / evidence.FOLDER).mkdir(exist_ok=True)
     found = []
-    for folder in (job.folder, output):
+    for name, folder in (("old", job.folder), ("new", output)):
         policy = job.reload(folder)
         policy.load()
-        found.append(proof.errors_of(policy, samples, held, scale))
+        found.append(proof.replay(policy, samples, held, job.config))
         policy.close()
-    return proof.compare_errors(found[0], found[1], arguments.seed)
+        write_json(found[-1], output / evidence.FOLDER / f"{name}.json")
+    write_report(found[1], output / evidence.FOLDER / "new.html")
+    return proof.compare_replays(*found)
 
 
 def _write_evidence(
     output: Path,
     job: FineTuning,
-    arguments: argparse.Namespace,
     claimed: Mapping[str, Any],
+    weights: Mapping[str, str],
     done: RunResult,
     compared: proof.Proof,
 ) -> None:
     found = {name: text for name in _LIBRARIES if (text := installed(name))}
-    before = evidence.hashes(job.folder, evidence.weight_files(job.folder))
     content = {
-        "base": before, "data": dict(job.data), "options": claimed["options"], "versions": found,
-        "command": shlex.join(sys.argv), "last_losses": done.losses[-20:], "proof": proof.as_json(compared),
+        "base": evidence.weight_hashes(job.folder), "weights": weights, "data": dict(job.data),
+        "options": claimed["options"], "versions": found, "command": shlex.join(sys.argv),
+        "last_losses": done.losses[-20:], "proof": proof.as_json(compared),
     }  # fmt: skip
     evidence.write_evidence(output, content)
 
 
-def _promote(output: Path, old: Path, new: Path, say: Say) -> dict[str, Any]:
+def _promote(output: Path, base: Path, old: Path, new: Path, say: Say) -> dict[str, Any]:
     """Replace the verdict of a finished run by that of scores in closed loop."""
     path = output / evidence.FOLDER / evidence.FILE
     if not path.is_file():
         raise ConfigError(f"--scores: {path} is missing; finish the run first, without --scores")
     content = json.loads(path.read_text(encoding="utf-8"))
-    stated = content.pop("weights")
-    if stated != evidence.hashes(output, evidence.weight_files(output)):
+    if content["weights"] != evidence.weight_hashes(output):
         raise ConfigError(f"--scores: {output} has other files than {path} states; train it again")
-    compared = proof.compare_scores(old, new)
+    compared = proof.compare_scores({old: evidence.digest_of(base), new: evidence.digest_of(output)})
     evidence.write_evidence(output, {**content, "proof": proof.as_json(compared), "scores": [str(old), str(new)]})
     say(str(compared))
     return {"verdict": compared.verdict, "proof": proof.as_json(compared), "losses": [], "peak_gb": 0.0}

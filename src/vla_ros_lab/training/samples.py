@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from vla_ros.contract.spec import PolicySpec
 from vla_ros.types import FloatArray, Observation
 
 
@@ -25,6 +26,10 @@ class Sample:
 
 class Samples(Protocol):
     """Random access to the samples of a data set. Picklable, so that workers can read it."""
+
+    @property
+    def spec(self) -> PolicySpec:
+        """The policy's spec, completed with the options."""
 
     @property
     def episodes(self) -> Sequence[range]:
