@@ -1,12 +1,11 @@
-"""Deploy, correct, export, fine-tune, deploy: does a policy get better by corrections?
+"""Deploy, correct, fine-tune, compare: does a policy get better by corrections?
 
   python -m tools.flywheel FOLDER
 
-Deploys the demo's policy in a place that its demonstrations do not show, because the camera was moved. It finds out
-how far the camera must be moved for a success of about 60 %, and records there 50 episodes that a scripted person
-corrects with a leader arm, 50 that the person demonstrates, and 50 in which the policy succeeds alone. Each set is
-exported to LeRobot's format and continues the training, together with some of the policy's demonstrations; a fourth
-training continues with those alone. All are measured on the same held-out scenes.
+Deploys a policy in a place that its demonstrations do not show, because the camera was moved, and records episodes
+there that a scripted person corrects with a leader arm, and, where the camera is as in training, as many that it does
+alone. ``vla-ros finetune`` trains on both, with an adapter and in full; ``vla-ros eval`` scores each
+checkpoint on the same held-out scenes, in the new place and in the known one; ``vla-ros finetune --scores`` judges.
 
 FOLDER gets table.md, table.json and a log of each command; what is complete is not done again.
 """
@@ -18,31 +17,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from tools.flywheel.collect import JOURNAL, KINDS
+from tools.flywheel.collect import JOURNAL
 from tools.flywheel.table import compare, markdown
-from vla_ros.config.checkpoints import folder_of
+from vla_ros.config.checkpoints import SHIPPED
 from vla_ros.errors import VlaRosError
+from vla_ros_lab.eval.results import read_results
 from vla_ros_models.checkpoint_files import read_json
 
-_CHOICE, _SCENES = 2_000_000, 1_000_000  # first seeds of the scenes that choose the place, and of the table
-_WANTED = 0.6
-_PLACES = (5.0, 10.0, 15.0, 20.0, 30.0, 40.0)
-_FIT = "--learning-rate 2e-4 --warmup 30"
-_UNSEEN = ("--location-weight", 0, "--kind-weight", 0)  # recordings do not say where an object is
-_SHARES = {"corrected": 0.5, "demonstrated": 0.15, "autonomous": 0.35}  # of the processes
-_ACTION = "arm.tip_delta + arm.gripper"
-NAMES = {
-    "none": "trained as much longer, no new data",
-    "autonomous": "+ {0} autonomous episodes that succeeded",
-    "demonstrated": "+ {0} demonstrated episodes",
-    "corrected": "+ {0} corrected episodes",
+_SCENES, _CORRECTED, _ALONE = 1_000_000, 3_000_000, 4_000_000
+"""First seeds of the scenes that are scored, and of the recorded ones."""
+
+_LAYERS = r"paligemma_with_expert\.(paligemma|gemma_expert)\..*(_proj|fc[12]|linear)"
+"""Layers of a pi0.5: an adapter of the published targets, all behind the images, cannot learn a new view."""
+
+TRAININGS = {
+    "lora": ("--adapter", "lora", "--targets", _LAYERS, "--rank", 16, "--alpha", 16, "--learning-rate", 1e-3),
+    "full": ("--adapter", "full", "--learning-rate", 4e-4),
 }
+"""Name of a training to its options of ``vla-ros finetune``."""
 
 
 @dataclass(frozen=True)
@@ -58,68 +54,46 @@ class Flywheel:
 
     def __init__(self, given: argparse.Namespace) -> None:
         self._given, self._folder = given, given.folder.resolve()
-        self._data, self._began = self._folder / "demonstrations", time.monotonic()
+        self._began = time.monotonic()
 
     def run(self) -> dict[str, Any]:
         """Make the table, and return what is in table.json."""
-        given, folder = self._given, self._folder
-        place, rates = self._choose()
-        scenes = {name: folder / "scenes" / f"{name}.json" for name in ("weak", *NAMES)}
-        measured = (_SCENES, given.scenes, given.simulations)
-        self.do([
-            [self._measurement(given.begin, scenes["weak"], place, *measured)],
-            *([
-                *(self._recordings(kind, place) if kind in KINDS else ()),
-                self._continued(kind),
-                self._fit(folder / kind),
-                _job(made := folder / kind / "checkpoint", "tools.train", "export", folder / kind, made),
-                self._measurement(made, scenes[kind], place, *measured),
-            ] for kind in NAMES),
-        ])  # fmt: skip
-        return self._table(place, rates)
+        begin = self._given.begin
+        jobs = [
+            *self._scored("weak", begin),
+            self._recorded("corrected", _CORRECTED, f"--place=--camera-turn {self._given.camera_turn:g}"),
+            self._recorded("autonomous", _ALONE),
+        ]
+        for name in TRAININGS:
+            trained = self._folder / name
+            scores = [self._scores("new", one) for one in ("weak", name)]
+            jobs += [self._training(name), *self._scored(name, trained)]
+            jobs.append(self._training(name, "--scores", *scores, made=self._folder / "verdicts" / f"{name}.json"))
+        self.do(jobs)
+        return self._table()
 
-    def _choose(self) -> tuple[str, dict[str, float]]:
-        """Return the place whose success is nearest to 60 %, and the success in each; looks twice, then closer."""
-        given, rates = self._given, dict[str, float]()
-        values, chains = list(given.places), [[self._demonstrations()]]
-        for count in (given.choice, 2 * given.choice):
-            files = {f"--{given.change} {value:g}": self._folder / f"choice/{value:g}.json" for value in values}
-            seen = (_CHOICE, count, max(1, 2 * given.simulations // len(files)))
-            looks = [[self._measurement(given.begin, file, place, *seen)] for place, file in files.items()]
-            self.do(chains + looks)
-            found = {place: fmean(_read(file).values()) for place, file in files.items()}
-            rates, chains = rates | found, []
-            last = max((row for row, rate in enumerate(found.values()) if rate > _WANTED), default=0)
-            low, high = values[last], values[min(last + 1, len(values) - 1)]
-            values = [low + share * (high - low) for share in (0.25, 0.5, 0.75)]
-        place = min(found, key=lambda each: abs(rates[each] - _WANTED))
-        print(f"success by place: {rates}; chosen: {place}", flush=True)
-        return place, rates
-
-    def _table(self, place: str, rates: dict[str, float]) -> dict[str, Any]:
-        given, folder = self._given, self._folder
-        won = {name: _read(folder / "scenes" / f"{name}.json") for name in ("weak", *NAMES)}
-        names = {"weak": f"{given.begin.name}, with {place}"} | NAMES
-        rows = {names[name].format(given.episodes): compare(won["weak"], won[name]) for name in won}
-        frames = {name: read_json(_data(folder / name) / "frames.json") for name in NAMES}
-        journals = {
-            kind: json.loads((folder / "bags" / kind / JOURNAL).read_text(encoding="utf-8")) for kind in KINDS
+    def _table(self) -> dict[str, Any]:
+        given, folder, names = self._given, self._folder, ("weak", *TRAININGS)
+        scenes = {
+            place: {name: read_results(self._scores(place, name)) for name in names} for place in ("new", "known")
         }
+        rows = {
+            place: {name: compare(_won(won["weak"]), _won(won[name])) for name in names}
+            for place, won in scenes.items()
+        }
+        journals = {kind: json.loads((folder / kind / JOURNAL).read_text()) for kind in ("corrected", "autonomous")}
         facts = {
             "options": {name: str(value) for name, value in vars(given).items()},
-            "success_by_place": rates,
-            "place": place,
             "rows": rows,
-            "frames": frames,
             "episodes": {
                 kind: {name: sum(int(each[name]) for each in one) for name in ("kept", "success", "takeovers")}
                 | {"recorded": len(one)}
                 for kind, one in journals.items()
             },
+            "verdicts": {name: read_json(folder / "verdicts" / f"{name}.json")["verdict"] for name in TRAININGS},
             "seconds": round(time.monotonic() - self._began),
-            "scenes": won,
         }
-        text = markdown(rows)
+        text = "\n".join(f"{place} place\n\n{markdown(one)}" for place, one in rows.items())
         (folder / "table.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         (folder / "table.md").write_text(text, encoding="utf-8")
         print(text)
@@ -127,77 +101,61 @@ class Flywheel:
 
     # Commands
 
-    def _demonstrations(self) -> Job:
-        words = ("--episodes", self._given.demonstrations, "--shard-episodes", 10)
-        return _job(self._data, "tools.train", "data", self._data, *words, "--processes", self._given.processes)
+    def _scores(self, place: str, name: str) -> Path:
+        return self._folder / "scores" / f"{place}-{name}.json"
 
-    def _fit(self, run: Path) -> Job:
-        given = self._given
-        words = ("--steps", given.steps, "--span", given.span, "--prompts", 1, *_UNSEEN, *given.fit.split())
-        return _job(run, "tools.train", "fit", _data(run), run, *words)
+    def _recorded(self, kind: str, seed: int, *place: str) -> Job:
+        given, bags = self._given, self._folder / kind
+        words = ("--episodes", given.episodes, "--seed", seed, "--processes", given.processes, *place)
+        return _job(bags / JOURNAL, "tools.flywheel.collect", kind, given.begin, bags, *words)
 
-    @staticmethod
-    def _measurement(checkpoint: Path, file: Path, place: str, seed: int, count: int, processes: int) -> Job:
-        words = ("--seed", seed, "--episodes", count, "--processes", processes, f"--place={place}")
-        return _job(file, "tools.flywheel.evaluate", checkpoint, file, *words)
+    def _training(self, name: str, *more: object, made: Path | None = None) -> Job:
+        """Train on the bags; with ``--scores``, judge what was trained."""
+        given, trained = self._given, self._folder / name
+        bags = [self._folder / kind for kind in ("corrected", "autonomous")]
+        words = ("--config", "demo", "--config", "demo_pi", *given.param, "--output", trained, *TRAININGS[name])
+        size = ("--steps", given.steps, "--batch", given.batch)
+        kept = ("--workers", given.workers, "--no-recompute", "--save-every", 50, "--seed", 0)
+        report = made or self._folder / f"{name}.json"
+        start = ("vla_ros.cli", "finetune", *bags, "--checkpoint", given.begin)
+        return _job(report, *start, *words, *size, *kept, "--json", report, *more)
 
-    def _recordings(self, kind: str, place: str) -> list[Job]:
-        given, bags, made = self._given, self._folder / "bags" / kind, self._folder / "sets" / kind
-        processes = max(1, round(_SHARES[kind] * given.processes))
-        words = ("--episodes", given.episodes, "--processes", processes, f"--place={place}")
-        form = ("--config", "demo", "--action", _ACTION, "--clock", "frames", "--fps", 10, "--crf", 12)
-        return [
-            _job(bags / JOURNAL, "tools.flywheel.collect", kind, given.begin, bags, *words),
-            _job(made, "vla_ros.cli", "export", bags, "--output", made, *form),
-        ]
+    def _scored(self, name: str, checkpoint: object) -> list[Job]:
+        given, jobs = self._given, []
+        for place, turn, count in (("new", given.camera_turn, given.scenes), ("known", 0.0, given.known)):
+            file = self._scores(place, name)
+            words = ("--sync", "--resume", "--shards", given.processes, "-b", f"camera_turn={turn}", "--json", file)
+            seeds = ("--seed", _SCENES, "--episodes", count, *given.param)
+            jobs.append(_job(file, "vla_ros.cli", "eval", "table", "--checkpoint", checkpoint, *seeds, *words))
+        return jobs
 
-    def _continued(self, kind: str) -> Job:
-        run = self._folder / kind
-        made = self._folder / "sets" / kind if kind in KINDS else "none"
-        return _job(_data(run), "tools.flywheel.lerobot", made, self._given.begin, self._data, run, _data(run))
-
-    def do(self, chains: Sequence[Sequence[Job]]) -> None:
-        """Run chains of commands side by side, each on a GPU; without GPUs, one after another."""
-        with ThreadPoolExecutor(len(chains) if self._given.gpus else 1) as pool:
-            failures = [each for each in pool.map(self._follow, chains, range(len(chains))) if each]
-        if failures:
-            raise VlaRosError("; ".join(failures))
-
-    def _follow(self, chain: Sequence[Job], number: int) -> str:
-        """Run the commands of a chain that are not complete; return which one failed, or ""."""
-        environment, given = dict(os.environ), self._given
-        if given.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = str(given.gpus[number % len(given.gpus)])
-        for job in chain:
+    def do(self, jobs: Sequence[Job]) -> None:
+        """Run the commands that are not complete, one after another."""
+        for job in jobs:
             name = job.made.relative_to(self._folder).with_suffix("").as_posix().replace("/", "-")
             done, log = (self._folder / folder / name for folder in ("done", "logs"))
             if done.exists():
                 continue
-            for path in (done, log):
+            for path in (done, log, job.made):
                 path.parent.mkdir(parents=True, exist_ok=True)
             began = time.monotonic()
             with log.open("w", encoding="utf-8") as stream:
                 print(*job.words, file=stream, flush=True)
                 command = [sys.executable, "-m", *job.words]
-                ended = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
+                ended = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT)
             if ended.returncode:
-                return f"{log}: failed with status {ended.returncode}"
+                raise VlaRosError(f"{log}: failed with status {ended.returncode}")
             done.touch()
             now = time.monotonic()
             print(f"{now - self._began:6.1f} s: {name} took {now - began:.1f} s", flush=True)
-        return ""
 
 
 def _job(made: Path, *words: object) -> Job:
     return Job([str(word) for word in words], made)
 
 
-def _data(run: Path) -> Path:
-    return run.with_name(f"{run.name}-data")
-
-
-def _read(file: Path) -> dict[int, bool]:
-    return {int(seed): bool(won) for seed, won in read_json(file).items()}
+def _won(results: dict[tuple[str, int], bool | None]) -> dict[int, bool]:
+    return {seed: bool(won) for (_, seed), won in results.items()}
 
 
 def main() -> int:
@@ -206,21 +164,22 @@ def main() -> int:
     )
     add = parser.add_argument
     add("folder", type=Path)
-    add("--begin", type=Path, default=folder_of("demo"), metavar="DIR", help="checkpoint to deploy")
-    add("--change", default="camera-turn", metavar="NAME", help="option of vla-ros demo that makes another place")
-    add("--places", type=float, nargs="+", default=_PLACES, metavar="V", help="values of it, harder and harder")
-    add("--demonstrations", type=int, default=600, metavar="N", help="of the policy's own, in all trainings")
-    add("--steps", type=int, default=600, metavar="N", help="of the training that continues it")
-    add("--span", type=float, default=0.0, metavar="S", help="seconds after which that training ends")
-    add("--fit", default=_FIT, metavar="WORDS", help="further options of python -m tools.train fit")
-    add("--episodes", type=int, default=50, metavar="N", help="of each kind")
-    add("--choice", type=int, default=100, metavar="N", help="scenes of each place, to choose it")
-    add("--scenes", type=int, default=400, metavar="N", help="held-out scenes of the table")
-    add("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
-    add("--simulations", type=int, default=os.cpu_count() or 1, metavar="N", help="of one policy at a time")
-    add("--gpus", type=int, nargs="*", default=[], metavar="GPU", help="numbers; none: one command at a time")
+    add("--begin", default="demo-pi", metavar="DIR", help="checkpoint to deploy: a pi0.5")
+    add("--camera-turn", type=float, default=30.0, metavar="DEG", help="by which the camera was moved")
+    add("--episodes", type=int, default=50, metavar="N", help="with corrections, and as many without")
+    add("--scenes", type=int, default=400, metavar="N", help="held-out scenes in the new place")
+    add("--known", type=int, default=400, metavar="N", help="held-out scenes in the known place")
+    add("--steps", type=int, default=400, metavar="N", help="of each training")
+    add("--batch", type=int, default=32, metavar="N", help="samples of a step")
+    add("--workers", type=int, default=2, metavar="N", help="processes that read samples")
+    add("--processes", type=int, default=os.cpu_count() or 1, metavar="N", help="simulations at a time")
+    add("-p", dest="param", action="append", default=[], metavar="NAME:=VALUE", help="option of the node")
+    given = parser.parse_args()
+    given.param = [word for one in given.param for word in ("-p", one)]
+    if given.begin not in SHIPPED:
+        given.begin = str(Path(given.begin).resolve())
     try:
-        Flywheel(parser.parse_args()).run()
+        Flywheel(given).run()
     except VlaRosError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1

@@ -15,17 +15,16 @@ from contextlib import closing
 from pathlib import Path
 
 from tools.flywheel.session import OPTIONS, Session
-from tools.train.evaluate import words_of
 from vla_ros.errors import VlaRosError
 from vla_ros.execution.source import PolicySource
 from vla_ros.policies.base import create
-from vla_ros_lab.eval.arguments import episode_options, make_table, parse, plan_demo
+from vla_ros_lab.eval.arguments import episode_options, make_table, parse, plan_demo, rate_of
 
 KINDS = ("corrected", "demonstrated", "autonomous")
 JOURNAL = "episodes.json"
 
-_STEPS = "150"  # a corrected episode is longer
-_ALONE = ("-p", "policy.device:=cpu", "-p", "policy.threads:=1")
+_SECONDS = 15  # of simulated time; a corrected episode is longer
+_ALONE = ("-p", "policy.device:=cpu", "-p", "policy.threads:=1", "-p", "control.schedule:=sync")
 
 
 class Collector:
@@ -33,11 +32,12 @@ class Collector:
 
     def __init__(self, kind: str, checkpoint: Path, folder: Path, place: str) -> None:
         self._kind, self._folder = kind, folder
-        steps = () if kind == "autonomous" else ("--max-steps", _STEPS)
         takeover = [word for option in OPTIONS for word in ("-p", option)]
-        words = ("--simulated-time", *place.split(), *steps, *_ALONE, *takeover)
-        self._arguments = parse(*words_of(checkpoint), *words)
+        words = ("--simulated-time", *place.split(), *_ALONE, *takeover)
+        self._arguments = parse("--checkpoint", str(checkpoint), *words)
         self._config = plan_demo(self._arguments).config
+        if kind != "autonomous":
+            self._arguments.max_steps = round(_SECONDS * rate_of(self._config))
         self._source = PolicySource(create(self._config))
         self._source.load()  # before rendering: torch crashes if Mesa has loaded its LLVM
         self._table = make_table(self._arguments, self._config)

@@ -61,8 +61,16 @@ def _timing(arguments: argparse.Namespace) -> list[str]:
     return [f"control.rate_hz:={arguments.live:g}", f"control.inject_delay_ms:={delay:g}", *schedule]
 
 
+_TABLE = ("camera_turn", "dim", "bump", "objects")
+"""Options of ``vla-ros demo`` that are parameters of the table."""
+
+
 def _open_table(arguments: argparse.Namespace, choose: Choose) -> Suite:
     demo = parse_demo("--simulated-time")
+    for name, value in map(_parameter, arguments.benchmark_param):
+        if name not in _TABLE:
+            raise ConfigError(f"--benchmark-param: found {name!r}, expected one of {', '.join(_TABLE)} for the table")
+        setattr(demo, name, value)
     demo.checkpoint, demo.policy, demo.config = arguments.checkpoint, arguments.policy, arguments.config
     demo.param = [*_timing(arguments), *arguments.param]
     config = plan_demo(demo).config
