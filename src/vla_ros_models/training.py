@@ -104,8 +104,19 @@ class Batch:
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Self":
         """Return the batch with every tensor changed."""
-        found = {one.name: getattr(self, one.name) for one in fields(self)}
-        return replace(self, **{name: change(one) for name, one in found.items() if isinstance(one, Tensor)})
+
+        def changed(one: Any) -> Any:
+            if isinstance(one, Batch):
+                return one.each(change)
+            if isinstance(one, tuple):
+                return tuple(map(changed, one))
+            return change(one) if isinstance(one, Tensor) else one
+
+        return replace(self, **{one.name: changed(getattr(self, one.name)) for one in fields(self)})
+
+    def after(self, count: int) -> "Self":
+        """Return the batch without its first ``count`` samples."""
+        return self.each(lambda one: one[count:])
 
     def to(self, device: torch.device) -> "Self":
         return self.each(lambda one: one.to(device, non_blocking=True))
