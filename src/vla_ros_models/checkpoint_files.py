@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SINGLE, INDEX = WEIGHT_FILES
+TEACHER = "teacher.safetensors"
+"""File of a distilled checkpoint with what its teacher has in place of the tensors that were trained."""
 _LONGEST_NAME = 255  # bytes of a file name
 FLOATS = ("F64", "F32", "F16", "BF16")
 

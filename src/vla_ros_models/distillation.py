@@ -3,12 +3,12 @@
 A part of a batch trains as before. The others learn a whole step at once: from noise, or from where a step before
 would end, to where the step ends, with the mean velocity of two half steps as the target. The network learns from a
 new condition, the time at which a step ends, whether a step is short or whole; its last layer starts at zero, so
-the network starts as its teacher. Sources: arXiv 2604.05656; physical-ai-studio 015798e (its ``SnapFlowModelMixin``,
-which knows one step; several steps are this package's).
+the network starts as its teacher. Sources: arXiv 2604.05656; physical-ai-studio 015798e (``SnapFlowModelMixin``),
+which trains one step; several are this package's.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from vla_ros_models.training import (
     SampleInputs,
     Trainable,
     as_it_is,
+    flow_time,
     masked_mean,
     stack_arrays,
 )
@@ -78,12 +79,25 @@ class FlowTrainee(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ShortcutBatch(Batch):
-    """A family's batch, of which the first ``matching`` samples train as before."""
+    """B observations with K flows each; the first ``matching`` of all N = K * B flows train as before."""
 
-    inner: Any
+    inner: Any  # the family's batch; its noise and times are not used
     matching: int
-    left: Tensor  # float32 [B], flow time of the first samples; where the step of the others begins
-    given: Tensor  # bool [B, H], actions that are given
+    noise: Tensor  # float32 [N, H, A], the first of every observation, then the second of every one
+    left: Tensor  # float32 [N], flow time of the first ones; where the step of the others begins
+    given: Tensor  # bool [N, H], actions that are given
+
+    @property
+    def images(self) -> Tensor:
+        """Images [B, cameras, H, W, 3]."""
+        found: Tensor = self.inner.images
+        return found
+
+    @property
+    def tokens(self) -> Tensor:
+        """The prompt's tokens [B, L]."""
+        found: Tensor = self.inner.tokens
+        return found
 
 
 class SnapFlow(nn.Module):
@@ -100,13 +114,19 @@ class SnapFlow(nn.Module):
 
     def forward(self, batch: ShortcutBatch) -> BatchLoss:
         """Return the loss of a batch."""
-        inner, count, left, trainee = batch.inner, batch.matching, batch.left, self.trainee
-        given = batch.given if self.delay else None
+        count, left, trainee, given = batch.matching, batch.left, self.trainee, batch.given if self.delay else None
+        times = len(left) // len(batch.inner.actions)
+
+        def tile(one: Tensor) -> Tensor:
+            return one.repeat(times, *(1,) * (one.ndim - 1))
+
+        context = trainee.read(batch.inner).each(tile)  # what reads images and language runs once
+        inner = replace(batch.inner, images=batch.inner.images[:0]).each(tile)
+        inner = replace(inner, noise=batch.noise)
         whole = torch.arange(len(left), device=left.device) >= count
         end = torch.where(whole, left - 1 / self.steps, left)
         share = left[:, None, None]
         noisy = _hold(share * inner.noise + (1 - share) * inner.actions, inner, given)
-        context = trainee.read(inner)
         wanted = inner.noise - inner.actions
         if count < len(left):
             late, rest = noisy[count:], inner.after(count)
@@ -139,7 +159,7 @@ class ShortcutInputs:
     inputs: SampleInputs
     steps: int
     delay: int  # as for :class:`SnapFlow`
-    reversed_time: bool  # True if the family's time is 0 for noise
+    flows: int  # K, of each observation
 
     def prepare(
         self,
@@ -149,33 +169,37 @@ class ShortcutInputs:
         random: np.random.Generator,
         augment: Augment = as_it_is,
     ) -> Prepared:
-        """See :class:`~vla_ros_models.training.SampleInputs`; half of the samples have given actions."""
-        found = self.inputs.prepare(observation, actions, is_pad, random, augment)
-        begin = 1 - random.integers(self.steps) / self.steps
-        delay = random.integers(self.delay + 1) * (random.random() < 0.5)
+        """See :class:`~vla_ros_models.training.SampleInputs`; half of the flows have given actions."""
+        found, flows = self.inputs.prepare(observation, actions, is_pad, random, augment), self.flows
+        shape = found["actions"].shape
+        delay = random.integers(self.delay + 1, size=flows) * (random.random(flows) < 0.5)
         return {
             **found,
-            "begin": np.asarray(begin, np.float32),
-            "given": np.arange(len(found["actions"])) < delay,
+            "noises": random.standard_normal((flows, *shape), np.float32),
+            "time": np.array([flow_time(random) for _ in range(flows)]),
+            "begin": (1 - random.integers(self.steps, size=flows) / self.steps).astype(np.float32),
+            "given": np.arange(shape[0]) < delay[:, None],
             "draw": np.asarray(random.random()),
         }
 
     def collate(self, samples: Sequence[Prepared]) -> ShortcutBatch:
         """See :class:`~vla_ros_models.training.SampleInputs`.
 
-        On average, :data:`ALPHA` of the samples train as before, in batches of any size.
+        On average, :data:`ALPHA` of the flows train as before, in batches of any size.
         """
-        inner = self.inputs.collate(samples)
-        matching = int(ALPHA * len(samples) + samples[0]["draw"])
-        time = 1 - inner.time if self.reversed_time else inner.time
-        left = torch.cat([time[:matching], stack_arrays(samples, "begin")[matching:]])
-        return ShortcutBatch(inner, matching, left, stack_arrays(samples, "given"))
+
+        def of_all(key: str) -> Tensor:
+            return stack_arrays(samples, key).transpose(0, 1).flatten(0, 1)
+
+        matching = int(ALPHA * len(samples) * self.flows + samples[0]["draw"])
+        left = torch.cat([of_all("time")[:matching], of_all("begin")[matching:]])
+        return ShortcutBatch(self.inputs.collate(samples), matching, of_all("noises"), left, of_all("given"))
 
 
-def distilled(trainable: Trainable, steps: int, delay: int = 0) -> Trainable:
+def distilled(trainable: Trainable, steps: int, flows: int = 1) -> Trainable:
     """Return a checkpoint that is to be distilled into ``steps`` flow steps, one of :data:`STEPS`.
 
-    ``delay`` is the checkpoint's longest delay of trained real-time chunking.
+    ``flows`` of each observation train at a time.
     """
     if trainable.family not in TRAINED:
         raise ConfigError(f"{trainable.family}: has no flow to distil; pi0, pi0.5, SmolVLA and GR00T have one")
@@ -186,13 +210,13 @@ def distilled(trainable: Trainable, steps: int, delay: int = 0) -> Trainable:
         if "_out." in name:
             nn.init.zeros_(parameter)
     own = {f"trainee.{name}": stored for name, stored in trainable.names.items()}
-    found = dict(SnapFlow(trainee, steps, delay).named_parameters())
-    own |= {next(key for key, one in found.items() if one is new): name for name, new in added.items()}
+    wrapped = SnapFlow(trainee, steps, trainable.delay)
+    own |= {key: name for key, one in wrapped.named_parameters() for name, new in added.items() if one is new}
     stored = {name: StoredTensor(Path(), tuple(one.shape), "F32", name) for name, one in added.items()}
     return replace(
         trainable,
-        trainee=SnapFlow(trainee, steps, delay),
+        trainee=wrapped,
         names=own,
         stored={**trainable.stored, **stored},
-        inputs=ShortcutInputs(trainable.inputs, steps, delay, trainable.family == "groot"),
+        inputs=ShortcutInputs(trainable.inputs, steps, trainable.delay, flows),
     )

@@ -182,6 +182,7 @@ class Trainable:
     tied: tuple[str, ...] = ()  # names of one tensor
     tower: TowerShape | None = None  # the widest vision tower; None if its share is small
     row: int | None = None  # entry of a tensor with one for each embodiment; None if there are none
+    delay: int = 0  # longest delay of the checkpoint's trained real-time chunking; 0 without such training
 
 
 def stack_arrays(samples: Sequence[Prepared], key: str, pad: float = 0) -> Tensor:

@@ -17,9 +17,9 @@ from vla_ros_lab.training.recipes import recipe_of
 from vla_ros_models.distillation import TRAINED, ShortcutBatch, distilled
 
 
-def distilling(folder, steps=1, delay=0):
+def distilling(folder, steps=1):
     """A checkpoint that is to be distilled, and what trains."""
-    found = distilled(trainable(folder), steps, delay)
+    found = distilled(trainable(folder), steps)
     adapt(found, recipe_of(found.family, found.layout), AdapterOptions("full", train=TRAINED[found.family]), "cpu")
     return found
 
@@ -38,9 +38,9 @@ def test_the_objective_is_the_published_one(tmp_path, name):
     golden.setdefault("state_normalized", golden["state"])  # pi0.5 has the state in its prompt
     inner = lerobot_batch(golden, found_inputs(found)).each(lambda one: one[order])
     count = len(order) - len(golden["x_1"])
-    inner = replace(inner, noise=torch.cat([inner.noise[:count], golden.tensor("x_1")]))
+    noise = torch.cat([inner.noise[:count], golden.tensor("x_1")])
     left = torch.cat([inner.time[:count], torch.ones(len(order) - count)])
-    batch = ShortcutBatch(inner, count, left, torch.zeros_like(inner.is_pad))
+    batch = ShortcutBatch(inner, count, noise, left, torch.zeros_like(inner.is_pad))
     element = found.trainee(batch).element[..., :7].detach()
     np.testing.assert_allclose(element, golden["loss_element"][order], rtol=1e-4, atol=1e-4)
     trained = {name for name, one in parameters.items() if one.requires_grad}

@@ -84,7 +84,8 @@ class FlowTrainee(nn.Module):
     def forward(self, batch: FlowBatch) -> BatchLoss:
         """Return the loss of a batch."""
         time = batch.time[:, None, None]
-        velocity = self.predict(batch, self.read(batch), time * batch.noise + (1 - time) * batch.actions, batch.time)
+        noisy = time * batch.noise + (1 - time) * batch.actions
+        velocity = self.predict(batch, self.read(batch), noisy, batch.time)
         element = (velocity - (batch.noise - batch.actions)).square()
         return BatchLoss(masked_mean(element, self.counted(batch)), element)
 
@@ -320,4 +321,5 @@ def make_trainable(
         layout,
         tower=sizes.vision,
         tied=EMBEDDINGS,
+        delay=checkpoint.trained_delay,
     )
