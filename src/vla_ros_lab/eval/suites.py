@@ -69,7 +69,9 @@ def _open_table(arguments: argparse.Namespace, choose: Choose) -> Suite:
     demo = parse_demo("--simulated-time")
     for name, value in map(_parameter, arguments.benchmark_param):
         if name not in _TABLE:
-            raise ConfigError(f"--benchmark-param: found {name!r}, expected one of {', '.join(_TABLE)} for the table")
+            raise ConfigError(
+                f"--benchmark-param: found {name!r}, expected one of {', '.join(_TABLE)} for the table"
+            )
         setattr(demo, name, value)
     demo.checkpoint, demo.policy, demo.config = arguments.checkpoint, arguments.policy, arguments.config
     demo.param = [*_timing(arguments), *arguments.param]

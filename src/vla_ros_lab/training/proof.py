@@ -104,7 +104,8 @@ def replay(policy: Policy, samples: Samples, episodes: Sequence[range], config: 
         session.close()
         instructions.append(sample.observation.instruction)
         start = columns["times"][-1] + 1_000_000_000
-    count, arrays = len(spent), {name: np.array(column) for name, column in columns.items()}
+    count = len(spent)
+    arrays: dict[str, Any] = {name: np.array(column) for name, column in columns.items()}
     played = Played(
         bag="held-out episodes",
         stamps=arrays["times"],
@@ -129,7 +130,7 @@ def compare_replays(old: Result, new: Result) -> Proof:
     compare = Comparer(old.spec, old.config)
     between = compare.differences(*(one.frames.take(one.frames.compared) for one in (old, new)))
     differences = tuple(
-        Difference(name, old.figures[name], new.figures[name], *ends, _SENSES[name])
+        Difference(name, old.figures[name], new.figures[name], ends[0], ends[1], _SENSES[name])
         for name, ends in between.items()
         if ends is not None and all(map(math.isfinite, (old.figures[name], new.figures[name])))
     )
