@@ -1,5 +1,6 @@
 """What the training of every family shares: a network with its checkpoint's parameters, and parts of losses."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -181,8 +182,31 @@ class Trainable:
     produce: Produce | None = None  # reads tensors that are not in safetensors files; None: all are
     tied: tuple[str, ...] = ()  # names of one tensor
     tower: TowerShape | None = None  # the widest vision tower; None if its share is small
+    initialize: Callable[[int], object] | None = (
+        None  # draws new weights from a seed; None: not known for this family
+    )
     row: int | None = None  # entry of a tensor with one for each embodiment; None if there are none
     delay: int = 0  # longest delay of the checkpoint's trained real-time chunking; 0 without such training
+
+
+def sincos_positions(patches: int, width: int, slowest: float = 100.0) -> Tensor:
+    """Return the sine-cosine embedding of rows and columns (Beyer et al., 2022), float32 [patches, width]."""
+    side, quarter = math.isqrt(patches), width // 4
+    rates = slowest ** -(torch.arange(quarter) / quarter)
+    row, column = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    angles = [axis.reshape(-1, 1) * rates for axis in (row, column)]
+    return torch.cat([part for angle in angles for part in (angle.sin(), angle.cos())], dim=1)
+
+
+@torch.no_grad()
+def draw_weights(network: nn.Module, deviations: Callable[[str, Tensor], float | Tensor], seed: int) -> None:
+    """Draw a network's parameters; ``deviations`` returns a deviation, or the value itself as a tensor."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in network.named_parameters():
+        found = deviations(name, parameter)
+        if not isinstance(found, Tensor):
+            found = torch.randn(parameter.shape, generator=generator) * found
+        parameter.copy_(found.expand(parameter.shape) if found.ndim == 0 else found.view_as(parameter))
 
 
 def stack_arrays(samples: Sequence[Prepared], key: str, pad: float = 0) -> Tensor:

@@ -1,17 +1,16 @@
 """Exact statistics, in each family's space and layout."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from test.training.conftest import DATA, FAMILIES, configuration, opened
 from vla_ros.policies.base import create
 from vla_ros_lab.training import statistics
+from vla_ros_lab.training.restated import restate
 from vla_ros_models.groot.processing import compose, decompose
 
 SHARED = Path(__file__).parents[3] / "shared" / "golden" / "finetune"
@@ -58,9 +57,7 @@ def test_each_family_reads_back_what_is_written(name: str, family: Any, bag: Pat
     samples, learned = opened(bag, policy, config), policy.learned()
     found = statistics.of_data(samples, learned)
     content = statistics.in_layout(learned, found, len(samples.data))
-    folder = tmp_path / "checkpoint"
-    shutil.copytree(policy.folder, folder)
-    write(folder, learned, content)
+    folder = restate(policy.folder, tmp_path / "checkpoint", learned.layout, content)
     more = [f"policy.base_model:={DATA / 'groot' / 'two'}"] if name == "groot" else []
     again = create(configuration(*FAMILIES[name], *more, f"policy.checkpoint:={folder}")).learned()
     for feature, one in (("state", again.state), ("action", again.action)):
@@ -82,32 +79,6 @@ def relative(learned: Any, number: int, feature: str) -> bool:
         return False
     flags = [each for _, size, each in learned.parts[1] for _ in range(size)]
     return flags[number]
-
-
-def write(folder: Path, learned: Any, content: Any) -> None:
-    """Put statistics where the family's files have them."""
-    if learned.layout == "openvla":
-        (folder / "dataset_statistics.json").write_text(json.dumps(content))
-    elif learned.layout == "lerobot":
-        for path in folder.glob("policy_*normalizer*.safetensors"):
-            save_file({**load_file(path), **content}, path)
-    else:
-        change_groot(folder, content)
-
-
-def change_groot(folder: Path, content: Any) -> None:
-    for path in folder.glob("policy_*processor.json"):
-        file = json.loads(path.read_text())
-        for step in file["steps"]:
-            options = step.get("config", {})
-            if "raw_stats" in options:
-                options["raw_stats"] = content["raw_stats"]
-            if "state_file" in step:
-                tensors = load_file(folder / step["state_file"])
-                save_file(
-                    {**tensors, **{key: content["tensors"][key] for key in tensors}}, folder / step["state_file"]
-                )
-        path.write_text(json.dumps(file))
 
 
 def test_relative_actions_are_counted_for_each_step_without_padding(bag: Path, family: Any) -> None:
@@ -142,8 +113,15 @@ def test_openpi_s_and_nvidia_s_layouts(bag: Path, tmp_path: Path) -> None:
         "state": statistics.exact(rng.normal(size=(50, 6))),
         "action": statistics.exact(rng.normal(size=(50, 16, 6))),
     }
-    content: Any = statistics.in_layout(learned, found, 2)
+    whole: Any = statistics.in_layout(learned, found, 2)
+    [(tag, content)] = whole.items()
     assert set(content["relative_action"]) == {"left_arm"}
     assert np.shape(content["relative_action"]["left_arm"]["min"]) == (16, 5)
     assert np.shape(content["action"]["left_hand"]["min"]) == (1,)
     assert np.shape(content["state"]["left_arm"]["q01"]) == (5,)
+    folder = restate(DATA / "groot" / "joints", tmp_path / "restated", learned.layout, whole)
+    again = create(configuration(f"policy.checkpoint:={folder}", options[1])).learned()
+    for key, mine in zip(learned.state.names[0], (again.state.first, again.state.second), strict=True):
+        np.testing.assert_allclose(np.ravel(mine)[:5], content["state"]["left_arm"][key], atol=1e-6)
+    others = json.loads((DATA / "groot" / "joints" / "statistics.json").read_text()).keys() - {tag}
+    assert others <= json.loads((folder / "statistics.json").read_text()).keys(), "other embodiments stay"

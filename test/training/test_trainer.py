@@ -2,11 +2,6 @@
 
 import argparse
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +15,7 @@ pytest.importorskip("peft", reason="the library peft is not installed (extra 'tr
 import torch
 from safetensors.torch import load_file
 
+from test.training.kills import PART, expected_losses, killed_losses, start
 from test.training.runs import CPU, OPTIONS, SMOLVLA, ArmSamples, opened, policy_of, run, stream_of
 from vla_ros.cli.main import main
 from vla_ros.config import load
@@ -307,30 +303,14 @@ def test_verdicts():
     assert str(proof.Proof(proof.UNDECIDED, "none")).startswith("unknown: no episode")
 
 
-PART = r"action_|time_mlp|paligemma_with_expert.gemma_expert"
-
-
-def start(folder, steps, batch, *launcher, **variables):
-    """RunResult :mod:`test.training.runs` in a process of its own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **variables}
-    script = str(Path(__file__).with_name("runs.py"))
-    command = [sys.executable, *launcher, script, str(folder), str(steps), str(batch), PART]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
 @pytest.mark.slow
 def test_killed_runs_resume(tmp_path):
-    """A process that is killed while it trains or writes its state resumes to the same losses, bit for bit."""
-    folder = tmp_path / "run"
-    expected = run(opened("pi05", "full", train=PART), tmp_path / "whole", 8)
-    child = start(folder, 8, 2)
-    deadline = time.monotonic() + 120
-    while not list(folder.glob("step-*")) and child.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    assert start(folder, 8, 2).wait(180) == 0
-    assert json.loads((folder / "losses.json").read_text()) == expected.losses
+    """Processes that are killed while they start, train or write a state resume to the same losses, bit for bit.
+
+    ``python -m test.training.kills`` kills twenty times.
+    """
+    found, _ = killed_losses(tmp_path / "run", 60, kills=3)
+    assert found == expected_losses(tmp_path / "whole", 60)
 
 
 @pytest.mark.slow

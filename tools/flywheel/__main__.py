@@ -3,8 +3,8 @@
   python -m tools.flywheel FOLDER
 
 Deploys a policy in a place that its demonstrations do not show, because the camera was moved, and records episodes
-there that a scripted person corrects with a leader arm, and, where the camera is as in training, as many that it does
-alone. ``vla-ros finetune`` trains on both, with an adapter and in full; ``vla-ros eval`` scores each
+there that a scripted person corrects with a leader arm, and, where the camera is as in training, as many that it
+does alone. ``vla-ros finetune`` trains on both, with an adapter and in full; ``vla-ros eval`` scores each
 checkpoint on the same held-out scenes, in the new place and in the known one; ``vla-ros finetune --scores`` judges.
 
 FOLDER gets table.md, table.json and a log of each command; what is complete is not done again.

@@ -30,7 +30,7 @@ _ALONE = ("-p", "policy.device:=cpu", "-p", "policy.threads:=1", "-p", "control.
 class Collector:
     """Records episodes of one kind in ``folder``, with one policy and one table."""
 
-    def __init__(self, kind: str, checkpoint: Path, folder: Path, place: str) -> None:
+    def __init__(self, kind: str, checkpoint: Path | str, folder: Path, place: str) -> None:
         self._kind, self._folder = kind, folder
         takeover = [word for option in OPTIONS for word in ("-p", option)]
         words = ("--simulated-time", *place.split(), *_ALONE, *takeover)
@@ -65,7 +65,7 @@ class Collector:
 _worker: list[Collector] = []
 
 
-def _begin_worker(kind: str, checkpoint: Path, folder: Path, place: str) -> None:
+def _begin_worker(kind: str, checkpoint: Path | str, folder: Path, place: str) -> None:
     _worker.append(Collector(kind, checkpoint, folder, place))
 
 
@@ -74,7 +74,7 @@ def _record(seed: int) -> dict[str, int | bool]:
 
 
 def collect(
-    kind: str, checkpoint: Path, folder: Path, count: int, seed: int, processes: int, place: str = ""
+    kind: str, checkpoint: Path | str, folder: Path, count: int, seed: int, processes: int, place: str = ""
 ) -> list[dict[str, int | bool]]:
     """Record episodes from ``seed`` on until ``count`` are kept; return what happened in each."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def collect(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("checkpoint")
     parser.add_argument("folder", type=Path, help="folder of the bags")
     parser.add_argument("--episodes", type=int, default=50, metavar="N", help="episodes to keep")
     parser.add_argument("--seed", type=int, default=3_000_000, metavar="S", help="seed of the first episode")

@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tools.libero.record import SIZE
-from tools.train import state
 from tools.train.batches import Pool, augment, kind_map, moved
 from tools.train.flow_export import Sizes, write_layout
 from tools.train.flow_fit import TOKENIZER, draw_times, noisy_chunks, velocity_loss
-from tools.train.flow_network import ACTION_SIZE, FlowTrainee, Prefix, architecture_of, initialize
+from tools.train.flow_network import ACTION_SIZE, Encoded, FlowTrainee, architecture_of, initialize
 from tools.train.flow_words import FlowPrompts, write_tokenizer
-from tools.train.loop import RECIPE, STATE, STATISTICS, Training
+from tools.train.loop import RECIPE, STATISTICS, Training, restored
 from tools.train.objective import kind_loss
 from tools.train.recipe import FitOptions, FitRecipe, FlowNetworkRecipe, as_json, from_json
 from vla_ros.errors import ConfigError
+from vla_ros_models import training as models
 from vla_ros_models.checkpoint_files import read_json
 from vla_ros_models.normalization import LEROBOT_EPS, make_normalization
 from vla_ros_models.pi.architecture import PiArchitecture
@@ -76,7 +76,8 @@ class Frames(Pool):
     prompts: FlowPrompts  # of every instruction
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Batch(models.Batch):
     """F frames with K samples each."""
 
     images: Tensor  # [F, cameras, SIZE, SIZE, 3], float32 in [0, 1]
@@ -111,12 +112,12 @@ class Trainee(FlowTrainee):
         self.kind_head = nn.Linear(width, _NOTHING + 1)
         self.position_head = nn.Linear(width, 6)
 
-    def told(self, prefix: Prefix) -> tuple[Tensor, Tensor, Tensor]:
+    def told(self, found: Encoded) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits of the patches [F, 2, P] and kinds [F, P, kinds], and the positions [F, 6]."""
         count = self.architecture.vision.patches
-        patches = self.place_head(prefix.last).float().unflatten(-1, (2, -1))
-        kinds = self.kind_head(prefix.patches[:, :count]).float()
-        return patches, kinds, self.position_head(prefix.last).float()
+        patches = self.place_head(found.last).float().unflatten(-1, (2, -1))
+        kinds = self.kind_head(found.patches[:, :count]).float()
+        return patches, kinds, self.position_head(found.last).float()
 
 
 class Run(Training[Frames, Trainee]):
@@ -209,7 +210,7 @@ class Run(Training[Frames, Trainee]):
         """Return the losses, and errors of sampled chunks in the benchmark's units (of translation 0.05 m)."""
         every = self.recipe.samples
         found = losses(self.trainee, batch, self.recipe)
-        prefix = self.trainee.encode(batch.images, batch.prompts, batch.lengths, HORIZON)
+        prefix = self.trainee.encode(batch.images, batch.prompts, batch.lengths)
         missed = (self.trainee.sample(prefix, batch.noise[::every], 5) - batch.chunks[::every]).abs()
         return {
             **{name: float(value) for name, value in found._asdict().items()},
@@ -245,7 +246,7 @@ def _action_quantiles(shards: Mapping[str, Any]) -> dict[str, Any]:
 
 def losses(trainee: Trainee, batch: Batch, recipe: FitRecipe) -> Losses:
     noisy = noisy_chunks(batch.chunks, batch.noise, batch.times)
-    prefix = trainee.encode(batch.images, batch.prompts, batch.lengths, HORIZON)
+    prefix = trainee.encode(batch.images, batch.prompts, batch.lengths)
     velocity = trainee.velocity(prefix, noisy, batch.times)
     flow = velocity_loss(velocity, batch.chunks, batch.noise, batch.times)
     where, kinds, positions = trainee.told(prefix)
@@ -261,7 +262,7 @@ def export(run: Path, folder: Path) -> int:
     """Write the checkpoint of a run to ``folder``; return the number of its weights."""
     network = from_json(FlowNetworkRecipe, read_json(run / RECIPE)["network"])
     trainee = Trainee(network_of(network))
-    state.restore(run / STATE, trainee)
+    restored(run, trainee)
     sizes = Sizes(IMAGES, STATE_SIZE, ACTIONS, FORM.length, EXECUTE_STEPS)
     weights = write_layout(folder, trainee, read_json(run / STATISTICS), sizes, network.max_delay)
     shutil.copyfile(run / TOKENIZER, folder / TOKENIZER)

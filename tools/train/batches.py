@@ -18,6 +18,7 @@ from tools.train.labels import KINDS
 from tools.train.network import ACTION_TOKENS
 from tools.train.recipe import HELD_OUT_EVERY
 from vla_ros_lab.sim.tasks import SLOTS
+from vla_ros_models import training as models
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +31,8 @@ TINT = 0.06
 _JITTERED = 0.8
 
 
-@dataclass(frozen=True)
-class Batch:
+@dataclass(frozen=True, eq=False)
+class Batch(models.Batch):
     """F frames, each with P instructions; R = F * P."""
 
     images: Tensor  # [F, H, W, 3] RGB in 0 to 255, float32 where augmented, else uint8

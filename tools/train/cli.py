@@ -102,7 +102,7 @@ def recipe_of(kind: type[Recipe], arguments: argparse.Namespace) -> Recipe:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run one stage; returns 0 when it is complete, 3 if the time limit stopped it.
+    """Run one stage.
 
     Raises:
         VlaRosError: The stage failed.
@@ -147,20 +147,12 @@ def _fit(arguments: argparse.Namespace) -> int:
         training = fit.Run(*folders, network, labels, recipe, options)
     else:
         training = flow_fit.Run(*folders, recipe_of(FlowNetworkRecipe, arguments), recipe, options)
-    shown = {"total": "loss {:.3f}", "flow": "flow {:.4f}", "token_accuracy": "tokens {:.1%}"}
-    shown |= {"place_accuracy": "places {:.1%}", "frames_per_s": "{:.0f} frames/s"}
     with _bar() as bar:
         reading = bar.add_task("reading frames", total=None)
         frames = training.load(lambda done, total: bar.update(reading, completed=done, total=total))
-        task = bar.add_task("steps", total=recipe.steps, completed=training.step)
-
-        def progress(step: int, figures: dict[str, float]) -> None:
-            text = ", ".join(form.format(figures[name]) for name, form in shown.items() if name in figures)
-            bar.update(task, completed=step, description=text)
-
-        figures = training.train(frames, progress)
-    print(f"step {training.step} of {recipe.steps}, {training.seconds:.0f} s; {figures}")
-    return 0 if training.done else 3
+    training.train(frames, print)
+    print(training.evaluate(frames))
+    return 0
 
 
 def _export(arguments: argparse.Namespace) -> int:

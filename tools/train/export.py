@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from tools.checkpoints.openvla import write_checkpoint
-from tools.train import state
 from tools.train.card import model_card
-from tools.train.loop import LOG, RECIPE, STATE, STATISTICS
+from tools.train.loop import RECIPE, STATISTICS, curve, restored
 from tools.train.network import Trainee, architecture_of, token_ids
 from tools.train.recipe import NetworkRecipe, from_json
 from vla_ros.errors import CheckpointError, ConfigError
@@ -34,12 +33,12 @@ def export(run: Path, folder: Path, dtype: str = "float16", shards: int = 2) -> 
     recipe = read_json(run / RECIPE)
     architecture = architecture_of(from_json(NetworkRecipe, recipe["network"]))
     trainee = Trainee(architecture)
-    step, seconds = state.restore(run / STATE, trainee)
+    step, seconds = restored(run, trainee)
     weights = {}
     for name, parameter in trainee.model.named_parameters():
         weights[name] = parameter.detach().to(DTYPES[dtype])
         if not torch.isfinite(weights[name]).all():
-            raise CheckpointError(f"{run / STATE}: {name} is not finite in {dtype}; choose --dtype bfloat16")
+            raise CheckpointError(f"{run}: {name} is not finite in {dtype}; choose --dtype bfloat16")
     statistics = read_json(run / STATISTICS)
     write_checkpoint(folder, architecture, weights, statistics, token_ids(), shards)
     facts: dict[str, Any] = {
@@ -51,24 +50,12 @@ def export(run: Path, folder: Path, dtype: str = "float16", shards: int = 2) -> 
         "frames": next(iter(statistics.values()))["num_transitions"],
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU",
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "curve": curve(run / LOG),
+        "curve": curve(run),
     }
     previous = folder / FACTS
     if previous.exists() and read_json(previous).get("steps_done") == step:
         facts["evaluation"] = read_json(previous).get("evaluation", [])
     write_card(folder, facts)
-
-
-def curve(log: Path) -> list[dict[str, Any]]:
-    """Return the held-out figures in a training log, in order of step; [] without a log.
-
-    If a resumed run evaluated a step twice, the later figures are returned, which are those of the saved weights.
-    """
-    if not log.exists():
-        return []
-    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    figures = {line["step"]: line for line in lines if line["kind"] == "held_out"}
-    return [{name: line[name] for name in line if name != "kind"} for line in figures.values()]
 
 
 def add_evaluation(folder: Path, rows: list[dict[str, Any]]) -> None:

@@ -12,13 +12,11 @@ import torch
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 
-from tools.train import state
 from tools.train.card import flow_card
-from tools.train.export import curve
 from tools.train.flow_fit import TOKENIZER
 from tools.train.flow_network import ACTION_SIZE, STATE_SIZE, FlowTrainee, architecture_of
 from tools.train.flow_words import FORM, VOCABULARY
-from tools.train.loop import LOG, RECIPE, STATE, STATISTICS
+from tools.train.loop import RECIPE, STATISTICS, curve, restored
 from tools.train.recipe import FlowNetworkRecipe, from_json
 from vla_ros.errors import CheckpointError
 from vla_ros_models.checkpoint_files import read_json
@@ -43,13 +41,13 @@ def export(run: Path, folder: Path, note: str = "") -> int:
     recipe = read_json(run / RECIPE)
     network, horizon = from_json(FlowNetworkRecipe, recipe["network"]), recipe["data"]["horizon"]
     trainee = FlowTrainee(architecture_of(network, len(VOCABULARY), horizon))
-    step, seconds = state.restore(run / STATE, trainee)
+    step, seconds = restored(run, trainee)
     relative = {"enabled": True, "exclude_joints": ["gripper"], "action_names": [*JOINTS, "gripper"]}
     sizes = Sizes(images=(IMAGE,), state=STATE_SIZE, action=ACTION_SIZE, prompt=FORM.length)
     parameters = write_layout(folder, trainee, read_json(run / STATISTICS), sizes, network.max_delay, relative)
     shutil.copyfile(run / TOKENIZER, folder / TOKENIZER)
     done = {"steps_done": step, "seconds": seconds, "parameters": parameters, "note": f"\n{note}\n" if note else ""}
-    (folder / "README.md").write_text(flow_card({**recipe, **done}, curve(run / LOG)), encoding="utf-8")
+    (folder / "README.md").write_text(flow_card({**recipe, **done}, curve(run)), encoding="utf-8")
     return (folder / "model.safetensors").stat().st_size
 
 

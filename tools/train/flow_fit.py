@@ -30,6 +30,7 @@ from vla_ros_lab.sim import arm
 from vla_ros_lab.sim.tasks import SLOTS, make_task
 from vla_ros_models.normalization import LEROBOT_EPS, make_normalization
 from vla_ros_models.pi.processing import state_bins
+from vla_ros_models.training import Batch
 
 TOKENIZER = "tokenizer.json"
 _EULER_STEPS = 10
@@ -125,7 +126,7 @@ class Run(Training[FlowFrames, FlowTrainee]):
         every = self.recipe.samples
         losses = flow_losses(self.trainee, batch, self.recipe)
         wanted = batch.chunks[::every]
-        prefix = self.trainee.encode(batch.images, batch.prompts, batch.lengths, wanted.shape[1])
+        prefix = self.trainee.encode(batch.images, batch.prompts, batch.lengths)
         missed = self.trainee.sample(prefix, batch.noise[::every], _EULER_STEPS) - wanted
         joints = (missed[..., :7].abs() * frames.scale[:7]).mean((0, 2)) * 1e3  # [H]
         return {
@@ -137,7 +138,8 @@ class Run(Training[FlowFrames, FlowTrainee]):
         }
 
 
-class FlowBatch(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class FlowBatch(Batch):
     """F frames with P instructions each (R = F * P), and K samples per instruction."""
 
     images: Tensor  # [F, H, W, 3], float32 in [0, 1] where augmented, else uint8

@@ -1,65 +1,85 @@
-"""A resumable training loop: bf16 autocast on CUDA, AdamW, warm-up and cosine decay, accumulation, clipping."""
+"""Trains a network of the tools with the package's trainer, on frames that one device holds."""
 
 import json
-import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
-from tools.train import state
 from tools.train.recipe import FitOptions, FitRecipe, claim
-from vla_ros.errors import VlaRosError
+from vla_ros.errors import CheckpointError
+from vla_ros_lab.training.recipes import Recipe, warm_cosine
+from vla_ros_lab.training.state import restore_state
+from vla_ros_lab.training.trainer import RunResult, Say, TrainOptions, train
+from vla_ros_models.network_policy import choose_device
+from vla_ros_models.training import BatchLoss
 
 RECIPE = "recipe.json"
-STATE = "state.safetensors"
 LOG = "log.jsonl"
 STATISTICS = "statistics.json"
 _EVALUATION_BATCHES = 4  # batches of held-out frames
 
 F = TypeVar("F")
-Trained = TypeVar("Trained", bound=torch.nn.Module)
+Trainee = TypeVar("Trainee", bound=nn.Module)
 
 
-def rate(step: int, recipe: FitRecipe, seconds: float = 0.0) -> float:
-    """Return a step's learning rate: linear warm-up, then cosine decay to ``final_share`` over steps or time."""
-    if step < recipe.warmup:
-        return recipe.learning_rate * (step + 1) / recipe.warmup
-    share = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
-    share = max(share, seconds / recipe.span) if recipe.span else share
-    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
-    return recipe.learning_rate * (recipe.final_share + (1 - recipe.final_share) * cosine)
+def decays(name: str, parameter: nn.Parameter) -> bool:
+    """The weight decay acts on matrices, but not on norms, biases or embeddings."""
+    return parameter.ndim >= 2 and "embed" not in name.replace("patch_embed", "")
 
 
-def make_optimizer(trainee: torch.nn.Module, recipe: FitRecipe) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on matrices, but not on norms, biases or embeddings."""
-    named = list(trainee.named_parameters())
-    plain = [
-        parameter for name, parameter in named if parameter.ndim < 2 or "embed" in name.replace("patch_embed", "")
-    ]
-    spared = {id(parameter) for parameter in plain}
-    groups = [
-        {
-            "params": [parameter for _, parameter in named if id(parameter) not in spared],
-            "weight_decay": recipe.weight_decay,
-        },
-        {"params": plain, "weight_decay": 0.0},
-    ]
-    fused = named[0][1].device.type == "cuda"
-    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95), fused=fused)
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A network that trains in full (see the trainer's ``Trained``)."""
+
+    trainee: nn.Module
+    parameters: dict[str, nn.Parameter]
+    learning_rate: float = 0.0
 
 
-def choose_device(name: str) -> torch.device:
-    """Return a torch device; ``auto`` is CUDA if available."""
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+def curve(run: Path) -> list[dict[str, Any]]:
+    """Return the figures on held-out frames in a run's log, in order of step; [] without a log.
+
+    If a resumed run evaluated a step twice, the later figures are returned, which are those of the saved weights.
+    """
+    if not (run / LOG).exists():
+        return []
+    lines = [json.loads(line) for line in (run / LOG).read_text(encoding="utf-8").splitlines()]
+    return list({line["step"]: line for line in lines}.values())
 
 
-class Training(ABC, Generic[F, Trained]):
+def restored(run: Path, trainee: nn.Module) -> tuple[int, float]:
+    """Restore a run's newest state; return its steps and the seconds of training.
+
+    Raises CheckpointError if there is none, or it is of another network.
+    """
+    step, _ = restore_state(run, dict(trainee.named_parameters()))
+    if not step:
+        raise CheckpointError(f"{run}: has no state; train first")
+    return step, float(sum(line["seconds"] for line in curve(run)[-1:]))
+
+
+class _Losses(nn.Module):
+    """Maps a batch to its loss; ``losses`` returns a NamedTuple with a field ``total``."""
+
+    def __init__(self, trainee: nn.Module, losses: Callable[..., Any], recipe: FitRecipe) -> None:
+        super().__init__()
+        self.trainee, self.losses, self.recipe = trainee, losses, recipe
+
+    def forward(self, batch: Any) -> BatchLoss:
+        total: Tensor = self.losses(self.trainee, batch, self.recipe).total
+        return BatchLoss(total, total)
+
+
+class Training(ABC, Generic[F, Trainee]):
     """A training run in ``folder`` on frames of type F; resumes from a saved state.
 
     Args:
@@ -72,30 +92,30 @@ class Training(ABC, Generic[F, Trained]):
 
     Raises:
         ConfigError: The folder belongs to a run with another recipe.
+        CheckpointError: Its state is damaged.
     """
 
     def __init__(
         self,
         folder: Path,
         recipes: Mapping[str, Any],
-        trainee: Trained,
+        trainee: Trainee,
         losses: Callable[..., Any],
         fit: FitRecipe,
         options: FitOptions,
     ) -> None:
         claim(folder / RECIPE, dict(recipes))
-        self.folder, self.recipe, self.options, self._losses = folder, fit, options, losses
+        self.folder, self.recipe, self.options = folder, fit, options
         self.device = choose_device(options.device)
         self.trainee = trainee.to(self.device)
-        self.optimizer = make_optimizer(self.trainee, fit)
-        self.step, self.seconds = 0, 0.0
-        if (folder / STATE).exists():
-            self.step, self.seconds = state.restore(folder / STATE, self.trainee, self.optimizer)
+        self._losses = _Losses(self.trainee, losses, fit)
+        self._parameters = dict(self.trainee.named_parameters())
+        self.step, _ = restore_state(folder, self._parameters)
 
     @property
     def done(self) -> bool:
-        """True once all steps are done or the time span has passed."""
-        return self.step >= self.recipe.steps or 0 < self.recipe.span <= self.seconds
+        """True once all steps are done."""
+        return self.step >= self.recipe.steps
 
     @abstractmethod
     def draw(self, frames: F, step: int, *, held_out: bool = False) -> Any:
@@ -105,55 +125,28 @@ class Training(ABC, Generic[F, Trained]):
     def measure(self, frames: F, batch: Any) -> Mapping[str, float]:
         """Return the figures of a batch of held-out frames; called without gradients."""
 
-    def train(
-        self, frames: F, progress: Callable[[int, dict[str, float]], None] = lambda step, figures: None
-    ) -> dict[str, float]:
-        """Train to the end or the time limit; return the latest figures on held-out frames.
-
-        ``progress`` is called with each logged step and its figures.
-        """
+    def train(self, frames: F, say: Say = lambda line: None) -> RunResult:
+        """Train to the end; figures on held-out frames go to the log with each saved state."""
         torch.set_float32_matmul_precision("high")
-        compute = torch.compile(self._losses) if self.options.compile else self._losses
-        recipe, options = self.recipe, self.options
-        began = saved = marked_at = time.monotonic()
-        before, marked = self.seconds, self.step
-        figures: dict[str, float] = {}
-        self.trainee.train()
-        late = False
-        while not self.done and not late:
-            newest = self._take_step(compute, frames)
-            now = time.monotonic()
-            self.seconds = before + now - began
-            late = bool(options.time_limit) and now - began > options.time_limit
-            if self.step % options.log_every == 0 or self.done:
-                count = (self.step - marked) * recipe.batch * recipe.accumulate
-                figures = self._describe(newest, count / max(time.monotonic() - marked_at, 1e-9))
-                self._log("step", figures)
-                progress(self.step, figures)
-                marked, marked_at = self.step, time.monotonic()
-            if self.step % (10 * options.log_every) == 0 or self.done:
-                figures = self.evaluate(frames)
-                self._log("held_out", figures)
-                marked_at = time.monotonic()
-            if now - saved > options.save_every or self.done or late:
-                state.save(self.folder / STATE, self.trainee, self.optimizer, self.step, self.seconds)
-                saved = time.monotonic()
-        return figures or self.evaluate(frames)
+        if self.options.compile:
+            self._losses.compile()
+        fit, options = self.recipe, self.options
+        schedule = partial(warm_cosine, warmup=fit.warmup, final=fit.final_share)
+        recipe = Recipe(
+            "tools.train.recipe", fit.learning_rate, schedule, fit.batch, fit.steps, "", None,
+            weight_decay=fit.weight_decay, decays=decays, clip=fit.clip,
+        )  # fmt: skip
+        how = TrainOptions(accumulation=fit.accumulate, seed=fit.seed, workers=0, save_every=options.save_every)
+        fitted = Fitted(self._losses, self._parameters)
+        begun = time.monotonic() - sum(line["seconds"] for line in curve(self.folder)[-1:])
+        saved = partial(self._saved, frames, begun)
+        return train(fitted, _Frames(self, frames), recipe, how, self.folder, say, saved)
 
-    def _take_step(self, compute: Callable[..., Any], frames: F) -> dict[str, torch.Tensor]:
-        recipe = self.recipe
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate(self.step, recipe, self.seconds)
-        for part in range(recipe.accumulate):
-            batch = self.draw(frames, self.step * recipe.accumulate + part)
-            with self._autocast():
-                newest = compute(self.trainee, batch, recipe)
-            (newest.total / recipe.accumulate).backward()
-        torch.nn.utils.clip_grad_norm_(self.trainee.parameters(), recipe.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.step += 1
-        return {name: value.detach() for name, value in newest._asdict().items()}
+    def _saved(self, frames: F, begun: float, step: int) -> None:
+        self.step = step
+        line = {"step": step, **self.evaluate(frames), "seconds": round(time.monotonic() - begun, 1)}
+        with (self.folder / LOG).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
 
     @torch.no_grad()
     def evaluate(self, frames: F) -> dict[str, float]:
@@ -161,27 +154,31 @@ class Training(ABC, Generic[F, Trained]):
         self.trainee.eval()
         found = []
         for number in range(_EVALUATION_BATCHES):
-            batch = self.draw(frames, number, held_out=True)
             with self._autocast():
-                found.append(self.measure(frames, batch))
+                found.append(self.measure(frames, self.draw(frames, number, held_out=True)))
         self.trainee.train()
         return {name: round(float(np.mean([float(each[name]) for each in found])), 5) for name in found[0]}
-
-    def _describe(self, newest: Mapping[str, torch.Tensor], frames_per_s: float) -> dict[str, float]:
-        figures = {name: round(float(value), 5) for name, value in newest.items()}
-        if not math.isfinite(figures["total"]):
-            found = f"step {self.step}: found a loss of {figures['total']}"
-            raise VlaRosError(f"{found}, expected a finite number; lower --learning-rate")
-        return {
-            **figures,
-            "learning_rate": rate(self.step, self.recipe, self.seconds),
-            "frames_per_s": round(frames_per_s, 1),
-            "seconds": round(self.seconds, 1),
-        }
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
 
-    def _log(self, kind: str, figures: Mapping[str, float]) -> None:
-        with (self.folder / LOG).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"kind": kind, "step": self.step, **figures}) + "\n")
+
+@dataclass(frozen=True)
+class _Frames(Generic[F]):
+    """The batches of a run, which its device makes (see the trainer's ``Source``)."""
+
+    run: Training[F, Any]
+    frames: F
+
+    def batches(
+        self,
+        start: int,
+        steps: int,
+        batch: int,
+        accumulation: int,
+        process: tuple[int, int],
+        workers: int,
+        pin: bool,
+    ) -> Iterator[Any]:
+        for micro in range(start * accumulation, steps * accumulation):
+            yield self.run.draw(self.frames, micro)

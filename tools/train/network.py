@@ -1,6 +1,6 @@
 """The small OpenVLA for training: the policy's modules and two auxiliary heads."""
 
-import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -12,6 +12,8 @@ from tools.train.recipe import NetworkRecipe
 from vla_ros_models.engine.shapes import IMAGENET_MEAN, IMAGENET_STD, DecoderShape, TowerShape
 from vla_ros_models.openvla.architecture import Architecture
 from vla_ros_models.openvla.network import OpenVLAModel
+from vla_ros_models.openvla.training import deviation_of
+from vla_ros_models.training import draw_weights
 
 ACTION_TOKENS = 7
 BINS = 256
@@ -115,41 +117,6 @@ def with_actions(prompts: Tensor, lengths: Tensor, tokens: Tensor) -> Tensor:
     return torch.cat([prompts, room], dim=1).scatter(1, where, tokens[:, :-1])
 
 
-_POSITION = 0.5
-_SLOWEST = 100.0
-
-
-def sincos_positions(patches: int, width: int) -> Tensor:
-    """Return the sine-cosine position embedding of rows and columns, float32 [patches, width]."""
-    side = round(math.sqrt(patches))
-    rates = _SLOWEST ** -(torch.arange(width // 4) / (width // 4))
-    row, column = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
-    angles = [axis.reshape(-1, 1) * rates for axis in (row, column)]
-    return torch.cat([part for angle in angles for part in (angle.sin(), angle.cos())], dim=1)
-
-
-@torch.no_grad()
 def initialize(trainee: Trainee, seed: int) -> None:
-    """Initialise weights as in GPT-2 and Llama: deviation 0.02, smaller where a block adds to the residual stream.
-
-    Norms and LayerScale start at one, biases at zero, positions as sines and cosines (Beyer et al., 2022).
-    """
-    generator = torch.Generator().manual_seed(seed)
-    depth = {
-        "vision_backbone": len(trainee.model.vision_backbone.towers[0].blocks),
-        "language_model": trainee.model.architecture.llm.layers,
-    }
-    for name, parameter in trainee.named_parameters():
-        if name.endswith("bias"):
-            parameter.zero_()
-        elif "norm" in name or name.endswith("scale_factor"):
-            parameter.fill_(1.0)
-        elif name.endswith("pos_embed"):
-            parameter.copy_(_POSITION * sincos_positions(parameter.shape[1], parameter.shape[2]))
-        else:
-            deviation = 0.02
-            if name.endswith(("attn.proj.weight", "mlp.fc2.weight", "o_proj.weight", "down_proj.weight")):
-                deviation /= math.sqrt(2 * next(count for part, count in depth.items() if part in name))
-            if "patch_embed" in name or "projector" in name:
-                deviation = parameter[0].numel() ** -0.5  # input projections preserve the scale of their input
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * deviation)
+    """Draw the weights of the network and of its heads."""
+    draw_weights(trainee, partial(deviation_of, trainee.model.architecture), seed)

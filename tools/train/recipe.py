@@ -93,7 +93,6 @@ class FitRecipe:
     """How the network is trained."""
 
     steps: int = option(6000, "maximum number of optimiser steps")
-    span: float = option(0.0, "seconds over which the rate falls and after which training ends; 0: use steps")
     samples: int = option(4, "noises and times per prompt, which share the encoded image (flow matching only)")
     batch: int = option(256, "frames of one micro-batch")
     prompts: int = option(2, "instructions per frame: the one followed and others (counterfactual labels)")
@@ -121,9 +120,7 @@ class FitOptions:
 
     device: str = option("auto", "torch device, or auto for CUDA if available")
     compile: bool = option(False, "compile the training step")
-    log_every: int = option(50, "steps between lines of the log")
-    save_every: float = option(60.0, "seconds between saved states")
-    time_limit: float = option(0.0, "seconds after which to save and stop; 0 for no limit")
+    save_every: int = option(500, "steps between saved states, with which figures on held-out frames are logged")
 
 
 Recipe = TypeVar("Recipe", DataRecipe, NetworkRecipe, FlowNetworkRecipe, LabelRecipe, FitRecipe)

@@ -40,6 +40,14 @@ class Adapted:
     quantized: dict[str, str]  # each quantised layer to its stored name
 
     @property
+    def trainee(self) -> nn.Module:
+        return self.trainable.trainee
+
+    @property
+    def learning_rate(self) -> float:
+        return self.lora.learning_rate if self.lora is not None else 0.0
+
+    @property
     def parameters(self) -> dict[str, nn.Parameter]:
         """All parameters that train, by name."""
         return {name: one for name, one in self.trainable.trainee.named_parameters() if one.requires_grad}

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", type=Path, metavar="FILE", help="write all figures; - prints only them")
     add_data_arguments(parser)
     add_run_arguments(parser)
-    parser.set_defaults(adapter="full", rank=0, alpha=0.0, targets="", train="", scores=None)
+    parser.set_defaults(adapter="full", rank=0, alpha=0.0, targets="", train="", scores=None, init="checkpoint")
 
 
 def run(arguments: argparse.Namespace) -> int:

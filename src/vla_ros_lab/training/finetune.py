@@ -37,6 +37,7 @@ from vla_ros_lab.training.trainer import OPTIMIZERS, RunResult, Say, TrainOption
 from vla_ros_models import evidence
 from vla_ros_models.distillation import TRAINED, distilled
 from vla_ros_models.network_policy import NetworkPolicy, Placement, choose_device
+from vla_ros_models.training import Trainable
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--adapter", default="lora", choices=ADAPTERS, help="what trains; qlora: on a base in 4 bits")
     add("--steps", type=number(int, 0), default=0, help="optimiser's steps")
+    text = "what trains begins with the checkpoint's weights, or with random ones: only its form counts"
+    add("--init", default="checkpoint", choices=("checkpoint", "random"), help=text)
     add("--rank", type=number(int, 0), default=0, help="of adapters")
     add("--alpha", type=number(float, 0), default=0.0, help="of adapters; they are scaled by alpha / rank")
     add("--targets", default="", metavar="PATTERN", help="layers with an adapter, by their names in the checkpoint")
@@ -138,6 +141,8 @@ def finetune(job: FineTuning, arguments: argparse.Namespace, say: Say = print) -
     where = Placement(torch.device("cpu") if qlora else device, dtype)
     torch.manual_seed(arguments.seed)
     trainable = policy.trainable(where, not arguments.no_recompute, **own)
+    if arguments.init == "random":
+        _draw(trainable, arguments)
     recipe = recipe_of(trainable.family, trainable.layout)
     chosen = AdapterOptions(arguments.adapter, arguments.rank, arguments.alpha, arguments.targets, arguments.train)
     if job.flow_steps:
@@ -194,6 +199,14 @@ def finetune(job: FineTuning, arguments: argparse.Namespace, say: Say = print) -
     }
 
 
+def _draw(trainable: Trainable, arguments: argparse.Namespace) -> None:
+    """Replace a checkpoint's weights by random ones."""
+    if trainable.initialize is None or arguments.adapter != "full":
+        found = f"{trainable.family} with --adapter {arguments.adapter}"
+        raise ConfigError(f"--init random: found {found}, expected openvla or pi05 with --adapter full")
+    trainable.initialize(arguments.seed)
+
+
 def _tokens(trainable: Any, batch: Any) -> int:
     """Return how many tokens a sample has, images included."""
     tower = getattr(trainable.trainee.network, "architecture", None)
@@ -223,6 +236,7 @@ def _claim(output: Path, job: FineTuning, arguments: argparse.Namespace) -> dict
             "alpha",
             "targets",
             "train",
+            "init",
             "flow_steps",
             "flows",
         )

@@ -8,13 +8,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from torch.nn import Parameter
+
 from vla_ros.errors import ConfigError
 
 Schedule = Callable[[int, int], float]
 """Takes a step, from 0, and the number of steps; returns a factor of the learning rate."""
 
+Decays = Callable[[str, Parameter], bool]
+"""Takes a parameter's name and itself; returns whether the weight decay acts on it."""
+
 _ALL = r""
 _NO_RANKS: Mapping[str, int] = MappingProxyType({})
+
+
+def everything(name: str, parameter: Parameter) -> bool:
+    return True
 
 
 def constant(step: int, steps: int) -> float:
@@ -38,6 +47,14 @@ def lerobot_cosine(step: int, steps: int, warmup: int = 1000, decay: int = 30000
         start = 1 / (warmup + 1)
         return start + (1 - start) * step / warmup
     return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(step, decay) / decay))
+
+
+def warm_cosine(step: int, steps: int, warmup: int, final: float) -> float:
+    """Rise linearly over ``warmup`` steps, then fall along half a cosine to ``final`` at the last step."""
+    if step < warmup:
+        return (step + 1) / warmup
+    share = min(1.0, (step - warmup) / max(1, steps - warmup))
+    return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * share))
 
 
 def groot_cosine(step: int, steps: int, share: float = 0.05) -> float:
@@ -81,6 +98,7 @@ class Recipe:
     quantized: str = r"$."  # pattern of the layers that ``--adapter qlora`` quantises
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.01
+    decays: Decays = everything
     clip: float = 0.0  # largest norm of the gradient; 0: any
     augmentation: str = "none"  # one of :data:`vla_ros_lab.training.augmentation.AUGMENTATIONS`
 

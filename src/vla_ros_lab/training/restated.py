@@ -35,18 +35,17 @@ def restate(checkpoint: Path, target: Path, layout: str, content: Mapping[str, A
             path.unlink()
         if path.suffix == ".json":
             before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-            path.write_text(json.dumps({**before, **content}, indent=1) + "\n", encoding="utf-8")
+            after = _in_steps(before, content) if layout == "gr00t_lerobot" else _merged(before, content)
+            path.write_text(json.dumps(after, indent=1) + "\n", encoding="utf-8")
         else:
-            tensors = load_file(path)
-            own = {name: torch.as_tensor(content[name]) for name in tensors if name in content}
+            tensors, new = load_file(path), content.get("tensors", content)
+            own = {name: torch.as_tensor(new[name]) for name in tensors if name in new}
             save_file({**tensors, **own}, path)
             path.chmod(0o644)
     return target
 
 
 def _files(folder: Path, layout: str) -> list[Path]:
-    if layout == "openvla":
-        return [folder / "dataset_statistics.json"]
     if layout == "openpi":
         found = sorted(folder.glob("assets/**/norm_stats.json"))
         if len(found) > 1:
@@ -57,10 +56,31 @@ def _files(folder: Path, layout: str) -> list[Path]:
         return found
     if layout == "lerobot":
         return sorted(folder.glob("policy_*normalizer*.safetensors"))
-    raise ConfigError(
-        "--statistics data: GR00T's are not replaced here, because its file has those of other embodiments, too; "
-        "take the checkpoint's (--statistics checkpoint)"
-    )
+    if layout == "gr00t_lerobot":
+        return sorted([*folder.glob("policy_*.safetensors"), *folder.glob("policy_*processor.json")])
+    return [folder / "dataset_statistics.json"] if layout == "openvla" else sorted(folder.rglob("statistics.json"))
+
+
+def _merged(before: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace entries, also within objects; the statistics of a part or feature are replaced as a whole."""
+    found = dict(before)
+    for name, value in new.items():
+        own = before.get(name)
+        inner = isinstance(own, Mapping) and all(isinstance(one, Mapping) for one in own.values())
+        found[name] = _merged(own or {}, value) if inner and isinstance(value, Mapping) else value
+    return found
+
+
+def _in_steps(processor: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the statistics that LeRobot's steps for GR00T have in their options."""
+    steps = []
+    for step in processor["steps"]:
+        options = step.get("config", {})
+        if "raw_stats" in options:
+            options = {**options, "raw_stats": _merged(options["raw_stats"], content["raw_stats"])}
+            step = {**step, "config": options}
+        steps.append(step)
+    return {**processor, "steps": steps}
 
 
 def _copy(source: str, target: str) -> str:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vla_ros.errors import VlaRosError
+from vla_ros.errors import CheckpointError, VlaRosError
 
 _TENSORS, _REST = "state.safetensors", "state.json"
 
@@ -56,16 +56,26 @@ def save(folder: Path, step: int, parameters: Mapping[str, nn.Parameter], optimi
             shutil.rmtree(old)
 
 
-def restore_state(folder: Path, parameters: Mapping[str, nn.Parameter], optimizer: Any) -> tuple[int, Any]:
-    """Load the newest state into parameters and optimiser; return its step and the rest, or 0 and None."""
+def restore_state(folder: Path, parameters: Mapping[str, nn.Parameter], optimizer: Any = None) -> tuple[int, Any]:
+    """Load the newest state into parameters and optimiser; return its step and the rest, or 0 and None.
+
+    Raises CheckpointError if it is damaged or of another network.
+    """
     found = sorted(folder.glob("step-*"))
     if not found:
         return 0, None
-    content = json.loads((found[-1] / _REST).read_text(encoding="utf-8"))
-    tensors = load_file(found[-1] / _TENSORS)
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(tensors[f"parameter.{name}"])
+    try:
+        content = json.loads((found[-1] / _REST).read_text(encoding="utf-8"))
+        tensors = load_file(found[-1] / _TENSORS)
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(tensors[f"parameter.{name}"])
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{found[-1]}: is not a state of this network ({error}); start again in another folder"
+        ) from error
+    if optimizer is None:
+        return int(content["step"]), content["rest"]
     state: dict[int, dict[str, Any]] = {int(index): dict(one) for index, one in content["optimizer"].items()}
     for name, tensor in tensors.items():
         kind, _, rest = name.partition(".")

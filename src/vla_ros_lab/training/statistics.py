@@ -99,8 +99,8 @@ def in_layout(learned: LearnedStatistics, found: Mapping[str, Figures], episodes
     """Return the content of the file in which the family stores statistics (``LearnedStatistics.layout``).
 
     ``openvla``: dataset_statistics.json; ``openpi``: norm_stats.json; ``lerobot``: tensors of the normaliser's and
-    un-normaliser's files, by name; ``gr00t``: the embodiment's entry of statistics.json; ``gr00t_lerobot``: this
-    entry, which is in an option ``raw_stats``, and such ``tensors``.
+    un-normaliser's files, by name; ``gr00t``: statistics.json, with one embodiment; ``gr00t_lerobot``: its entry,
+    which is in an option ``raw_stats``, and such ``tensors``.
     """
     lists = {
         name: {key: values.tolist() for key, values in one.items() if key != "count"} for name, one in found.items()
@@ -123,7 +123,7 @@ def in_layout(learned: LearnedStatistics, found: Mapping[str, Figures], episodes
     if learned.layout == "lerobot":
         return tensors
     parts = _in_parts(learned.parts, found)
-    return parts if learned.layout == "gr00t" else {"raw_stats": parts, "tensors": tensors}
+    return {learned.data_set: parts} if learned.layout == "gr00t" else {"raw_stats": parts, "tensors": tensors}
 
 
 def _in_parts(

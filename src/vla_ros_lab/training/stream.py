@@ -51,39 +51,38 @@ class SampleStream(Dataset[Prepared]):
         random = np.random.default_rng((self.seed, 1, position))
         return self.inputs.prepare(sample.observation, sample.actions, sample.is_pad, random, self.augment)
 
+    def batches(
+        self,
+        start: int,
+        steps: int,
+        batch: int,
+        accumulation: int = 1,
+        process: tuple[int, int] = (0, 1),
+        workers: int = 0,
+        pin: bool = False,
+    ) -> Iterator[Any]:
+        """Yield the batches of the steps from ``start``; ``process`` is its number and how many there are."""
+        rank, world = process
 
-def batches(
-    stream: SampleStream,
-    start: int,
-    steps: int,
-    batch: int,
-    accumulation: int = 1,
-    process: tuple[int, int] = (0, 1),
-    workers: int = 0,
-    pin: bool = False,
-) -> Iterator[Any]:
-    """Yield the batches of the steps from ``start``; ``process`` is its number and how many there are."""
-    rank, world = process
+        def positions() -> Iterator[list[int]]:
+            for micro in range(start * accumulation, steps * accumulation):
+                first = (micro * world + rank) * batch
+                yield list(range(first, first + batch))
 
-    def positions() -> Iterator[list[int]]:
-        for micro in range(start * accumulation, steps * accumulation):
-            first = (micro * world + rank) * batch
-            yield list(range(first, first + batch))
-
-    loader: DataLoader[Any] = DataLoader(
-        stream,
-        batch_sampler=list(positions()),
-        num_workers=workers,
-        collate_fn=stream.inputs.collate,
-        pin_memory=pin,
-        prefetch_factor=4 if workers else None,
-        worker_init_fn=_ignore_interrupts,
-    )
-    try:
-        yield from loader
-    except VlaRosError as error:  # a worker's comes with its traceback as text
-        last = str(error).strip().splitlines()[-1]
-        raise VlaRosError(re.sub(r"^[\w.]+: ", "", last)) from None
+        loader: DataLoader[Any] = DataLoader(
+            self,
+            batch_sampler=list(positions()),
+            num_workers=workers,
+            collate_fn=self.inputs.collate,
+            pin_memory=pin,
+            prefetch_factor=4 if workers else None,
+            worker_init_fn=_ignore_interrupts,
+        )
+        try:
+            yield from loader
+        except VlaRosError as error:  # a worker's comes with its traceback as text
+            last = str(error).strip().splitlines()[-1]
+            raise VlaRosError(re.sub(r"^[\w.]+: ", "", last)) from None
 
 
 def _ignore_interrupts(worker: int) -> None:

@@ -6,19 +6,17 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros_lab.training import state
-from vla_ros_lab.training.adapting import Adapted
 from vla_ros_lab.training.recipes import Recipe
-from vla_ros_lab.training.stream import SampleStream, batches
 
 logger = logging.getLogger(__name__)
 
@@ -53,38 +51,78 @@ class RunResult:
 Say = Callable[[str], None]
 
 
-def make_optimizer(adapted: Adapted, recipe: Recipe, options: TrainOptions) -> torch.optim.Optimizer:
+class Trained(Protocol):
+    """A network of which some parameters train, as :class:`~vla_ros_lab.training.adapting.Adapted`."""
+
+    @property
+    def trainee(self) -> torch.nn.Module:
+        """Maps a batch to its :class:`~vla_ros_models.training.BatchLoss`."""
+
+    @property
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """All parameters that train, by name."""
+
+    @property
+    def learning_rate(self) -> float:
+        """Peak of the schedule for what trains; 0: the recipe's."""
+
+
+class Source(Protocol):
+    """Where batches come from, as :class:`~vla_ros_lab.training.stream.SampleStream`."""
+
+    def batches(
+        self,
+        start: int,
+        steps: int,
+        batch: int,
+        accumulation: int,
+        process: tuple[int, int],
+        workers: int,
+        pin: bool,
+    ) -> Iterator[Any]:
+        """Yield the batches of the steps from ``start``, which depend on nothing before."""
+
+
+def make_optimizer(adapted: Trained, recipe: Recipe, options: TrainOptions) -> torch.optim.Optimizer:
     """Return AdamW with the recipe's numbers."""
-    parameters = list(adapted.parameters.values())
-    rate = options.learning_rate or (adapted.lora and adapted.lora.learning_rate) or recipe.learning_rate
-    numbers: dict[str, Any] = {"lr": rate, "betas": recipe.betas, "eps": 1e-8, "weight_decay": recipe.weight_decay}
+    named = adapted.parameters
+    rate = options.learning_rate or adapted.learning_rate or recipe.learning_rate
+    numbers: dict[str, Any] = {"lr": rate, "betas": recipe.betas, "eps": 1e-8}
+    decays = {name: recipe.weight_decay * recipe.decays(name, one) for name, one in named.items()}
+    groups = [
+        {"params": [named[name] for name, own in decays.items() if own == decay], "weight_decay": decay}
+        for decay in sorted(set(decays.values()), reverse=True)
+    ]
+    cuda = next(iter(named.values())).is_cuda
     if options.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, **numbers, fused=parameters[0].is_cuda)
-    if not parameters[0].is_cuda:
+        return torch.optim.AdamW(groups, **numbers, fused=cuda)
+    if not cuda:
         raise ConfigError("--optimizer adamw8bit needs a CUDA device; use adamw")
     from bitsandbytes.optim import AdamW8bit
 
-    found: torch.optim.Optimizer = AdamW8bit(parameters, **numbers)
+    found: torch.optim.Optimizer = AdamW8bit(groups, **numbers)
     return found
 
 
 def train(
-    adapted: Adapted,
-    stream: SampleStream,
+    adapted: Trained,
+    stream: Source,
     recipe: Recipe,
     options: TrainOptions,
     folder: Path,
     say: Say = logger.info,
+    at_state: Callable[[int], None] = lambda step: None,
 ) -> RunResult:
     """Train, with states and TensorBoard's events in ``folder``; resumes from the newest state there.
 
-    Raises VlaRosError if the loss is not finite or a state cannot be written; Ctrl+C saves a state first.
+    ``at_state`` is called with the step of each saved state. Raises VlaRosError if the loss is not finite or a
+    state cannot be written; Ctrl+C saves a state first.
     """
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs
 
     device = next(iter(adapted.parameters.values())).device
-    halves = any(one.dtype == torch.bfloat16 for one in adapted.trainable.trainee.parameters())
+    halves = any(one.dtype == torch.bfloat16 for one in adapted.trainee.parameters())
     accelerator = Accelerator(
         cpu=device.type == "cpu",
         mixed_precision="bf16" if device.type == "cuda" or halves else "no",
@@ -102,7 +140,7 @@ def train(
     if begun:
         say(f"resumes after step {begun} of {steps}")
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: recipe.schedule(begun + step, steps))
-    trainee, optimizer = accelerator.prepare(adapted.trainable.trainee.train(), optimizer)
+    trainee, optimizer = accelerator.prepare(adapted.trainee.train(), optimizer)
     if accelerator.is_main_process:
         accelerator.init_trackers("events")
     # Nothing in the loop draws from these, but a layer of a later torch might.
@@ -110,8 +148,8 @@ def train(
     np.random.seed(options.seed)
     torch.manual_seed(options.seed)
     process = (accelerator.process_index, accelerator.num_processes)
-    source = batches(
-        stream, begun, steps, batch, options.accumulation, process, options.workers, device.type == "cuda"
+    source = stream.batches(
+        begun, steps, batch, options.accumulation, process, options.workers, device.type == "cuda"
     )
     started, told = time.monotonic(), time.monotonic()
     step, summed = begun, torch.zeros((), device=device)
@@ -143,6 +181,7 @@ def train(
                 say(_line(step, steps, done, left))
             if accelerator.is_main_process and _is_due(step, steps, options.save_every):
                 state.save(folder, step, parameters, optimizer, done.losses)
+                at_state(step)
         accelerator.wait_for_everyone()
     except KeyboardInterrupt:
         if accelerator.is_main_process and step > begun:

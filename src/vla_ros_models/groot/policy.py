@@ -1,6 +1,7 @@
 """GR00T N1.7 as a :class:`~vla_ros.policies.base.Policy`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -41,8 +42,9 @@ class GrootPolicy(SamplingPolicy[LoadedGroot, GrootRequest]):
 
     def learned(self) -> LearnedStatistics:
         """Return the statistics with which the checkpoint normalises; needs no weights."""
-        processing = read_checkpoint(self.folder, self._options).processing
-        return processing.learned("gr00t_lerobot" if has_processors(self.folder) else "gr00t")
+        checkpoint = read_checkpoint(self.folder, self._options)
+        found = checkpoint.processing.learned("gr00t_lerobot" if has_processors(self.folder) else "gr00t")
+        return replace(found, data_set=checkpoint.tag)
 
     def _open(self, where: Placement) -> GrootCheckpoint:
         checkpoint = read_checkpoint(self.folder, self._options)

@@ -5,8 +5,10 @@ L1 form predicts actions from the hidden states of placeholders. Sources: openvl
 openvla-oft 213c5ff (its finetune script).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from vla_ros_models.engine.stream import Positions, Stream
 from vla_ros_models.engine.training import Call, TrainingOps, recompute, train_layer
 from vla_ros_models.engine.weights import as_loaded
 from vla_ros_models.oft.network import OFTModel
+from vla_ros_models.openvla.architecture import Architecture
 from vla_ros_models.openvla.network import OpenVLAModel
 from vla_ros_models.openvla.processing import ActionBins, ActionStatistics
 from vla_ros_models.openvla.prompt import PromptEncoder
@@ -33,7 +36,9 @@ from vla_ros_models.training import (
     Prepared,
     Trainable,
     as_it_is,
+    draw_weights,
     run_blocks,
+    sincos_positions,
     stack_arrays,
 )
 from vla_ros_models.vision_tower import Block, VisionTower
@@ -142,6 +147,22 @@ def _features(tower: VisionTower, pixels: Tensor, language: Tensor | None, run: 
     return tokens[:, tokens.shape[1] - patches.shape[1] :]
 
 
+def deviation_of(architecture: Architecture, name: str, parameter: Tensor) -> float | Tensor:
+    """Return how a parameter starts, as in GPT-2 and Llama: 0.02, smaller where a block adds to the stream."""
+    depth = {"vision_backbone": architecture.towers[0].used_blocks, "language_model": architecture.llm.layers}
+    if name.endswith("bias"):
+        return torch.tensor(0.0)
+    if "norm" in name or name.endswith("scale_factor"):
+        return torch.tensor(1.0)
+    if name.endswith("pos_embed"):
+        return 0.5 * sincos_positions(*parameter.shape[1:])
+    if "patch_embed" in name or "projector" in name:
+        return float(parameter[0].numel() ** -0.5)  # input projections preserve the scale of their input
+    if name.endswith(("attn.proj.weight", "mlp.fc2.weight", "o_proj.weight", "down_proj.weight")):
+        return 0.02 / math.sqrt(2 * next(count for part, count in depth.items() if part in name))
+    return 0.02
+
+
 @dataclass(frozen=True, eq=False)
 class TokenInputs:
     """Prepares samples of OpenVLA and OpenVLA-OFT as inference prepares a request."""
@@ -207,4 +228,6 @@ def make_trainable(
     inputs = TokenInputs(loaded.prompt, loaded.bins, loaded.statistics, keys, state_key, state, gripper)
     names = {f"network.{name}": name for name, _ in loaded.model.named_parameters()}
     trainee = TokenTrainee(loaded.model, recompute_layers)
-    return Trainable(trainee, names, stored, inputs, spec, loaded.model.architecture.llm, family)
+    sizes = loaded.model.architecture
+    draw = partial(draw_weights, trainee, partial(deviation_of, sizes)) if family == "openvla" else None
+    return Trainable(trainee, names, stored, inputs, spec, sizes.llm, family, initialize=draw)

@@ -4,6 +4,7 @@ The loss is flow matching's: the network sees ``t * noise + (1 - t) * actions`` 
 Sources: openpi 15a9616 (its PyTorch model), LeRobot 0.6.1 (its policies).
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -17,7 +18,7 @@ from torch.nn import functional
 from vla_ros.types import FloatArray, Observation
 from vla_ros_models.engine.stream import Positions, Stream
 from vla_ros_models.engine.training import Call, TrainingOps, placed, recompute, train_layer
-from vla_ros_models.pi.architecture import EMBEDDINGS
+from vla_ros_models.pi.architecture import EMBEDDINGS, PI05, PiArchitecture
 from vla_ros_models.pi.checkpoint import PiCheckpoint
 from vla_ros_models.pi.inference import load_network
 from vla_ros_models.pi.network import LOADED, TARGET_LAYERS, AdaptiveNorm, PiNetwork, rotary_tables_like
@@ -29,11 +30,13 @@ from vla_ros_models.training import (
     Prepared,
     Trainable,
     as_it_is,
+    draw_weights,
     flow_time,
     masked_mean,
     pad_numbers,
     run_blocks,
     separate,
+    sincos_positions,
     stack_arrays,
 )
 
@@ -103,6 +106,10 @@ class FlowTrainee(nn.Module):
 
     def read(self, batch: FlowBatch) -> Prefix:
         """Run the prefix."""
+        return self.run_prefix(batch)[0]
+
+    def run_prefix(self, batch: FlowBatch) -> tuple[Prefix, Tensor]:
+        """Run the prefix; return its rows [B, N, width] after the last layer with an MLP, too."""
         network, run = self.network, recompute(self.recompute_layers and self.training)
         hidden, valid = self._prefix(batch, run)
         tables = rotary_tables_like(hidden.shape[1], network.architecture.prefix.head_dim, batch.noise)
@@ -113,7 +120,7 @@ class FlowTrainee(nn.Module):
         for index in range(len(prefix.layers)):
             hidden, *written = run(train_layer, prefix, index, hidden, positions)
             past.append((written[0], written[1]))
-        return Prefix(valid, tuple(past))
+        return Prefix(valid, tuple(past)), hidden
 
     def predict(
         self,
@@ -143,7 +150,7 @@ class FlowTrainee(nn.Module):
         """Return the embedded prefix [B, N, width], and which of its tokens are no padding, bool [B, N]."""
         cameras = batch.images.shape[1]
         patches = self._patches(batch.images.flatten(0, 1), run)
-        patches = patches.reshape(len(batch.images), -1, patches.shape[-1])  # [B, cameras * patches, width]
+        patches = patches.reshape(len(batch.tokens), -1, patches.shape[-1])  # [B, cameras * patches, width]
         words = self._words(batch.tokens)
         seen = batch.seen.repeat_interleave(patches.shape[1] // cameras, dim=1)
         if self.state_in_prefix:
@@ -287,6 +294,23 @@ class FlowInputs:
         return FlowBatch(**{one.name: stack_arrays(samples, one.name) for one in fields(FlowBatch)})
 
 
+def deviation_of(architecture: PiArchitecture, name: str, parameter: Tensor) -> float | Tensor:
+    """Return how a parameter of pi0.5 starts: its input's scale is kept, the expert's layers are identities."""
+    if name.endswith(("bias", "_norm.weight")) or ".dense." in name:
+        return torch.tensor(0.0)
+    if "vision" in name and "norm" in name:
+        return torch.tensor(1.0)
+    if name.endswith("pos_embed"):
+        return 0.5 * sincos_positions(*parameter.shape[-2:])
+    if name.endswith("embed_tokens.weight"):
+        return float(architecture.prefix.hidden_size**-0.5)  # the network multiplies by the root of the width
+    deviation = float(parameter[0].numel() ** -0.5)
+    if name.endswith(("attn.proj.weight", "fc2.weight", ".o.weight", ".down.weight")):
+        depth = architecture.vision.blocks if "vision" in name else architecture.prefix.layers
+        return deviation / math.sqrt(2 * depth)
+    return deviation
+
+
 def make_trainable(
     checkpoint: PiCheckpoint,
     device: str,
@@ -322,4 +346,5 @@ def make_trainable(
         tower=sizes.vision,
         tied=EMBEDDINGS,
         delay=checkpoint.trained_delay,
+        initialize=partial(draw_weights, trainee, partial(deviation_of, sizes)) if sizes.model == PI05 else None,
     )

@@ -2,8 +2,6 @@
 
 import argparse
 import contextlib
-import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,83 +11,53 @@ with contextlib.suppress(ImportError):
     import triton  # noqa: F401 (loaded after Mesa's renderer, which brings another LLVM, it crashes the process)
 
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
-pytest.importorskip("av")
-pq = pytest.importorskip("pyarrow.parquet")
+pytest.importorskip("peft", reason="the library peft is not installed (extra 'train')")
 
-import torch  # noqa: E402
-
-from tools.flywheel import lerobot  # noqa: E402
-from tools.flywheel.__main__ import Flywheel, Job  # noqa: E402
-from tools.flywheel.collect import collect  # noqa: E402
-from tools.flywheel.table import compare, markdown  # noqa: E402
-from tools.train import data, shards  # noqa: E402
-from tools.train.export import export  # noqa: E402
-from tools.train.fit import Run  # noqa: E402
-from tools.train.loop import RECIPE, STATISTICS  # noqa: E402
-from tools.train.recipe import DataRecipe, FitOptions, FitRecipe, LabelRecipe, NetworkRecipe  # noqa: E402
-from vla_ros.cli.main import main  # noqa: E402
-from vla_ros.errors import VlaRosError  # noqa: E402
-from vla_ros_lab.sim.expert import MAX_STEP  # noqa: E402
-
-SMALL = NetworkRecipe(
-    vision_width=32, vision_blocks=1, vision_heads=2, llm_width=48, llm_layers=2, llm_heads=3, llm_hidden=64
-)
-FORM = ("--config", "demo", "--action", "arm.tip_delta + arm.gripper", "--clock", "frames", "--fps", "10")
+from tools.flywheel.__main__ import TRAININGS, Flywheel, Job
+from tools.flywheel.collect import collect
+from tools.flywheel.table import compare, markdown
+from vla_ros.cli.main import main
+from vla_ros.config import load
+from vla_ros.config.files import config_file
+from vla_ros.errors import VlaRosError
+from vla_ros.policies.base import create
+from vla_ros_lab.training.reading import open_samples
 
 
-def fit(folder: Path, frames: Path, steps: int) -> Run:
-    torch.set_num_threads(1)
-    recipe = FitRecipe(steps=steps, batch=2, prompts=1, warmup=1, location_weight=0.0, kind_weight=0.0)
-    run = Run(folder, frames, SMALL, LabelRecipe(), recipe, FitOptions(device="cpu"))
-    run.train(run.load())
-    return run
-
-
-@pytest.fixture(scope="module")
-def weak(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("flywheel")
-    recipe = DataRecipe(episodes=2, objects=1, max_steps=4, switch_share=0.0, shard_episodes=2)
-    data.generate(folder / "weak-data", recipe, processes=1)
-    fit(folder / "weak", folder / "weak-data", 1)
-    export(folder / "weak", folder / "weak" / "checkpoint")
-    return folder
-
-
-def test_a_person_corrects_and_the_training_continues_with_the_corrections(weak: Path) -> None:
-    [outcome] = collect("corrected", weak / "weak" / "checkpoint", weak / "bags", 1, 3_000_000, 1)
-    assert outcome["success"]
+def test_a_person_corrects_and_the_command_trains_on_it(tmp_path: Path) -> None:
+    """The demo's policy of chunks, with a camera that was moved far away: it fails, and a person corrects."""
+    [outcome] = collect("corrected", "demo-pi", tmp_path / "bags", 1, 3_000_000, 1, "--camera-turn 60")
     assert outcome["takeovers"]
-    assert collect("corrected", weak / "nowhere", weak / "bags", 1, 3_000_000, 1) == [outcome]
-
-    assert main(["export", str(weak / "bags"), "--output", str(weak / "set"), *FORM]) == 0
-    table = pq.read_table(weak / "set/data/chunk-000/file-000.parquet")
-    by_person = np.array(table["intervention"].to_pylist())
-    assert 0 < by_person.sum() < len(by_person) == outcome["steps"]
-    actions = np.array(table["action"].to_pylist())[by_person]
-    assert np.linalg.norm(actions[:, :3], axis=1).max() == pytest.approx(MAX_STEP, rel=0.25), "as the expert moves"
-    assert {actions[0, 6], actions[-1, 6]} == {1.0, 0.0}, "opens the hand, and closes it on the object"
-
-    old, used = lerobot.add(weak / "set", weak / "weak-data", weak / "more-data")
-    assert (old, used) == (8, by_person.sum())
-    found = shards.read_labels(data.shard_paths(weak / "more-data"))
-    np.testing.assert_allclose(found.actions[old:, 0, 0, :6], actions[:, :6], atol=1e-6)
-    lerobot.begin_from(weak / "weak" / "checkpoint", weak / "same")
-    shutil.copy(weak / "weak" / RECIPE, weak / "same")
-    export(weak / "same", weak / "same" / "checkpoint")
-    files = [sorted((weak / name / "checkpoint").glob("*.safetensors")) for name in ("weak", "same")]
-    one, same = ([path.read_bytes() for path in each] for each in files)
-    assert one == same, "a checkpoint's weights are where the training begins"
-    lerobot.begin_from(weak / "weak", weak / "more")
-    run = fit(weak / "more", weak / "more-data", 3)
-    assert run.step == 3
-    texts = [(weak / name / STATISTICS).read_text() for name in ("weak", "more")]
-    assert texts[0] == texts[1], "tokens keep their meaning"
-    lines = (weak / "more" / "log.jsonl").read_text().splitlines()
-    assert json.loads(lines[0])["step"] == 3, "it began with the weak policy's step"
+    assert collect("corrected", "nowhere", tmp_path / "bags", 1, 3_000_000, 1) == [outcome]
+    config = load(
+        [config_file("demo"), config_file("demo_pi")], ["policy.checkpoint:=demo-pi", "policy.device:=cpu"]
+    )
+    policy = create(config)
+    samples = open_samples([tmp_path / "bags"], policy.describe(), config)
+    assert 0 < len(samples) < outcome["steps"], "only what the person did is trained on"
+    assert all(one.corrected for one in samples.data)
+    actions = np.concatenate([one.actions for one in samples.data])
+    states = np.concatenate([one.state["state"] for one in samples.data])
+    assert np.abs(actions[:, :7] - states[:, :7]).max() < 0.5, "positions of the joints"
+    assert set(actions[:, 7]) == {0.0, 1.0}, "opens the hand, and closes it on the object"
+    words = [
+        "finetune",
+        str(tmp_path / "bags"),
+        "--checkpoint",
+        "demo-pi",
+        "--config",
+        "demo",
+        "--config",
+        "demo_pi",
+    ]
+    words += ["--output", str(tmp_path / "out"), *map(str, TRAININGS["lora"]), "--steps", "1", "--batch", "2"]
+    words += ["--workers", "0", "--device", "cpu", "-p", "policy.device:=cpu", "-p", "policy.self_test:=false"]
+    assert main(words) == 0
+    assert (tmp_path / "out" / "evidence" / "evidence.json").exists()
 
 
 def test_the_command_resumes_where_it_failed(tmp_path: Path) -> None:
-    given = argparse.Namespace(folder=tmp_path, gpus=[])
+    given = argparse.Namespace(folder=tmp_path)
     wrong, right = (tmp_path / name for name in ("wrong.json", "right.json"))
     right.write_text("1")
     wrong.write_text("{")
@@ -98,12 +66,12 @@ def test_the_command_resumes_where_it_failed(tmp_path: Path) -> None:
         Job(("json.tool", str(file), str(out)), out) for file, out in zip((right, wrong, right), made, strict=True)
     ]
     with pytest.raises(VlaRosError, match="logs/second: failed with status 1"):
-        Flywheel(given).do([jobs])
+        Flywheel(given).do(jobs)
     assert [path.exists() for path in made] == [True, False, False]
     assert "Expecting property name" in (tmp_path / "logs/second").read_text()
     wrong.write_text("2")
     right.write_text("3")
-    Flywheel(given).do([jobs])
+    Flywheel(given).do(jobs)
     assert [path.read_text().strip() for path in made] == ["1", "2", "3"], "what was complete is not made again"
 
 

@@ -107,7 +107,7 @@ def test_the_exported_policy_answers_as_the_trained_network(tmp_path: Path) -> N
     """Two cameras, the state in the prompt, statistics and the order of all of them, in one comparison."""
     write_demonstrations(tmp_path / "data")
     recipe = FitRecipe(steps=8, batch=2, samples=2, warmup=2, learning_rate=2e-3)
-    run = Run(tmp_path / "run", tmp_path / "data", recipe, FitOptions(device="cpu", save_every=1e9), SMALL)
+    run = Run(tmp_path / "run", tmp_path / "data", recipe, FitOptions(device="cpu"), SMALL)
     frames = run.load()
     before = run.evaluate(frames)["total"]
     run.train(frames)
@@ -131,7 +131,7 @@ def test_the_exported_policy_answers_as_the_trained_network(tmp_path: Path) -> N
     words, lengths = frames.prompts.fill(frames.asked[1:2], bins)
     run.trainee.eval()
     with torch.no_grad():
-        prefix = run.trainee.encode(frames.images[1:2], words[:, : int(lengths)], lengths, HORIZON)
+        prefix = run.trainee.encode(frames.images[1:2], words[:, : int(lengths)], lengths)
         wanted = run.trainee.sample(prefix, torch.from_numpy(noise)[None], 5)[0, :, :7]
     np.testing.assert_allclose(answered, wanted.numpy(), atol=0.02)  # float16 weights
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tools.train import cli, state
+from tools.train import cli
 from tools.train.batches import Frames
 from tools.train.card import command
 from tools.train.controls import Control, chosen
@@ -16,7 +16,6 @@ from tools.train.evaluate import evaluate
 from tools.train.export import FACTS, add_evaluation, export
 from tools.train.fit import Run
 from tools.train.labels import KINDS
-from tools.train.loop import STATE
 from tools.train.recipe import (
     DATASET,
     FOREIGN_DATASET,
@@ -30,6 +29,7 @@ from vla_ros.config import load
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.types import Observation
 from vla_ros_lab.sim.tasks import make_task
+from vla_ros_lab.training import state
 from vla_ros_models.openvla.policy import OpenVLAPolicy
 
 
@@ -38,7 +38,7 @@ def trained(
     tmp_path_factory: pytest.TempPathFactory, demonstrations: Path, small: NetworkRecipe, fit: FitRecipe
 ) -> tuple[Run, Frames]:
     folder = tmp_path_factory.mktemp("run")
-    run = Run(folder, demonstrations, small, LabelRecipe(), fit, FitOptions(device="cpu", log_every=2))
+    run = Run(folder, demonstrations, small, LabelRecipe(), fit, FitOptions(device="cpu"))
     frames = run.load()
     run.train(frames)
     return run, frames
@@ -108,7 +108,8 @@ def test_weights_out_of_range_of_the_type_are_refused(trained: tuple[Run, Frames
         (tmp_path / name).write_bytes((run.folder / name).read_bytes())
     with torch.no_grad():
         run.trainee.model.projector.fc1.bias[0] = 1e9
-    state.save(tmp_path / STATE, run.trainee, run.optimizer, 4, 0.0)
+    parameters = dict(run.trainee.named_parameters())
+    state.save(tmp_path, 4, parameters, torch.optim.AdamW(parameters.values()), [])
     with torch.no_grad():
         run.trainee.model.projector.fc1.bias[0] = 0.0
     with pytest.raises(CheckpointError, match=r"projector\.fc1\.bias.*bfloat16"):
