@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from tools.flywheel.collect import JOURNAL
-from tools.flywheel.table import compare, markdown
 from vla_ros.config.checkpoints import SHIPPED
 from vla_ros.errors import VlaRosError
-from vla_ros_lab.eval.results import read_results
+from vla_ros_lab.training.proof import as_json, paired_scores
 from vla_ros_models.checkpoint_files import read_json
 
 _SCENES, _CORRECTED, _ALONE = 1_000_000, 3_000_000, 4_000_000
@@ -53,7 +52,8 @@ class Flywheel:
     """Makes the table in a folder."""
 
     def __init__(self, given: argparse.Namespace) -> None:
-        self._given, self._folder = given, given.folder.resolve()
+        self._given = given
+        self._folder: Path = given.folder.resolve()
         self._began = time.monotonic()
 
     def run(self) -> dict[str, Any]:
@@ -73,18 +73,17 @@ class Flywheel:
         return self._table()
 
     def _table(self) -> dict[str, Any]:
-        given, folder, names = self._given, self._folder, ("weak", *TRAININGS)
-        scenes = {
-            place: {name: read_results(self._scores(place, name)) for name in names} for place in ("new", "known")
-        }
+        given, folder = self._given, self._folder
         rows = {
-            place: {name: compare(_won(won["weak"]), _won(won[name])) for name in names}
-            for place, won in scenes.items()
+            place: {
+                name: paired_scores(self._scores(place, "weak"), self._scores(place, name)) for name in TRAININGS
+            }
+            for place in ("new", "known")
         }
         journals = {kind: json.loads((folder / kind / JOURNAL).read_text()) for kind in ("corrected", "autonomous")}
         facts = {
             "options": {name: str(value) for name, value in vars(given).items()},
-            "rows": rows,
+            "rows": {place: {name: as_json(one) for name, one in each.items()} for place, each in rows.items()},
             "episodes": {
                 kind: {name: sum(int(each[name]) for each in one) for name in ("kept", "success", "takeovers")}
                 | {"recorded": len(one)}
@@ -93,7 +92,13 @@ class Flywheel:
             "verdicts": {name: read_json(folder / "verdicts" / f"{name}.json")["verdict"] for name in TRAININGS},
             "seconds": round(time.monotonic() - self._began),
         }
-        text = "\n".join(f"{place} place\n\n{markdown(one)}" for place, one in rows.items())
+        lines = ["| place | training | before | after | points, 95 % interval | pairs |", "| --- " * 6 + "|"]
+        for place, each in rows.items():
+            for name, found in each.items():
+                [one] = found.differences
+                points = f"{100 * (one.new - one.old):+.1f}, {100 * one.low:+.1f} to {100 * one.high:+.1f}"
+                lines.append(f"| {place} | {name} | {one.old:.1%} | {one.new:.1%} | {points} | {found.pairs} |")
+        text = "\n".join(lines) + "\n"
         (folder / "table.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         (folder / "table.md").write_text(text, encoding="utf-8")
         print(text)
@@ -152,10 +157,6 @@ class Flywheel:
 
 def _job(made: Path, *words: object) -> Job:
     return Job([str(word) for word in words], made)
-
-
-def _won(results: dict[tuple[str, int], bool | None]) -> dict[int, bool]:
-    return {seed: bool(won) for (_, seed), won in results.items()}
 
 
 def main() -> int:

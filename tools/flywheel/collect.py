@@ -1,4 +1,4 @@
-"""Record episodes of a policy on the simulated table: corrected by a scripted person, demonstrated, or autonomous.
+"""Record episodes of a policy on the simulated table: corrected by a scripted person, or autonomous.
 
   python -m tools.flywheel.collect corrected CHECKPOINT FOLDER --episodes 50
 
@@ -20,7 +20,7 @@ from vla_ros.execution.source import PolicySource
 from vla_ros.policies.base import create
 from vla_ros_lab.eval.arguments import episode_options, make_table, parse, plan_demo, rate_of
 
-KINDS = ("corrected", "demonstrated", "autonomous")
+KINDS = ("corrected", "autonomous")
 JOURNAL = "episodes.json"
 
 _SECONDS = 15  # of simulated time; a corrected episode is longer
@@ -52,7 +52,7 @@ class Collector:
         shutil.rmtree(path, ignore_errors=True)
         session = Session(
             self._table, self._config, self._source, episode_options(self._arguments, self._config), path,
-            helps=kind == "corrected", demonstrates=kind == "demonstrated",
+            helps=kind == "corrected",
         )  # fmt: skip
         result = session.run(seed)
         kept = session.takeovers > 0 if kind == "corrected" else bool(result.success)

@@ -44,9 +44,9 @@ _GRIP = 0.25  # of the hand's range between two messages
 class Session(NodePort):
     """One episode on a node of its own, and a person who watches it; written to the bag ``path``.
 
-    A person who ``demonstrates`` begins at once and moves the arm to the end. Another takes over only if ``helps``,
-    when the tool has come no nearer to its goal for 1.2 s, and hands back when the object is lifted; taking over a
-    second time, to the end. The expert decides where the leader arm goes; what the arm then does is up to the node.
+    A person who ``helps`` takes over when the tool has come no nearer to its goal for 1.2 s, and hands back when
+    the object is lifted; taking over a second time, to the end. The expert decides where the leader arm goes; what
+    the arm then does is up to the node.
 
     Attributes:
         takeovers: Number of takeovers.
@@ -61,13 +61,12 @@ class Session(NodePort):
         path: Path,
         *,
         helps: bool,
-        demonstrates: bool,
     ) -> None:
         self._simulated = SimulatedClock(1_000_000_000)
         super().__init__(config, source, SIMULATED, time=self._simulated)
         self._runner = EpisodeRunner(environment, self, options)
         self._world, self._types = environment.world, message_types()
-        self._helps, self._demonstrates, self.takeovers = helps, demonstrates, 0
+        self._helps, self.takeovers = helps, 0
         self._path, self._said = path, 0
         self._topics, self._arms = config.topics, config.arms
         self._recorded = list[Recorded]()
@@ -93,8 +92,7 @@ class Session(NodePort):
         self._height, self._best, self._since = float(self._place[2]), np.inf, 0.0
         self._command = dict(zip(self._world.joint_names, self._world.joint_positions().tolist(), strict=True))
         self._hand = self._commanded()
-        self.node.safety.take_over(Mode.CORRECTING if self._demonstrates else Mode.AUTONOMOUS)
-        self.takeovers += self._demonstrates
+        self.node.safety.take_over(Mode.AUTONOMOUS)
         self._say()
 
     # The person
@@ -129,7 +127,7 @@ class Session(NodePort):
 
     def _move(self) -> None:
         lifted = float(self._place[2]) - self._height
-        if lifted > _LIFTED and self.takeovers == 1 and not self._demonstrates:
+        if lifted > _LIFTED and self.takeovers == 1:
             self._best = np.inf
             self._ask(Mode.AUTONOMOUS)
             return

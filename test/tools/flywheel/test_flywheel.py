@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,6 @@ pytest.importorskip("peft", reason="the library peft is not installed (extra 'tr
 
 from tools.flywheel.__main__ import TRAININGS, Flywheel, Job
 from tools.flywheel.collect import collect
-from tools.flywheel.table import compare, markdown
 from vla_ros.cli.main import main
 from vla_ros.config import load
 from vla_ros.config.files import config_file
@@ -75,15 +75,24 @@ def test_the_command_resumes_where_it_failed(tmp_path: Path) -> None:
     assert [path.read_text().strip() for path in made] == ["1", "2", "3"], "what was complete is not made again"
 
 
-def test_the_table_compares_pairs() -> None:
-    weak = {seed: seed < 6 for seed in range(10)}
-    better = {seed: seed != 0 for seed in range(10)}
-    row = compare(weak, better)
-    assert (row["only_weak"], row["only_this"], row["successes"]) == (1, 4, 9)
-    assert row["points"] == pytest.approx(30)
-    low, high = row["points_interval"]
-    assert low < 30 < high
-    assert row["p"] == pytest.approx(0.375)
-    lines = markdown({"weak": compare(weak, weak), "better": row}).splitlines()
-    assert lines[3].startswith("| better | 9 of 10, 90.0 % |")
-    assert "+30.0" in lines[3]
+def test_the_table_has_the_paired_differences(tmp_path: Path) -> None:
+    given = argparse.Namespace(folder=tmp_path)
+    wins = {"weak": 3, "lora": 7, "full": 9}
+    (tmp_path / "verdicts").mkdir()
+    (tmp_path / "scores").mkdir()
+    for kind in ("corrected", "autonomous"):
+        (tmp_path / kind).mkdir()
+        journal = [{"seed": 1, "kept": True, "success": True, "steps": 9, "takeovers": 1}]
+        (tmp_path / kind / "episodes.json").write_text(json.dumps(journal))
+    for name, won in wins.items():
+        (tmp_path / "verdicts" / f"{name}.json").write_text('{"verdict": "better"}')
+        for place, lost in (("new", 0), ("known", 1)):
+            episodes = [{"episode_id": seed, "metrics": {"success": lost <= seed < won}} for seed in range(10)]
+            content = {"tasks": [{"task": "table", "episodes": episodes}]}
+            (tmp_path / "scores" / f"{place}-{name}.json").write_text(json.dumps(content))
+    facts = Flywheel(given)._table()
+    assert facts["verdicts"] == {"lora": "better", "full": "better"}
+    assert facts["episodes"]["corrected"] == {"kept": 1, "success": 1, "takeovers": 1, "recorded": 1}
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    assert lines[2].startswith("| new | lora | 30.0% | 70.0% | +40.0, ")
+    assert lines[5].startswith("| known | full | 20.0% | 80.0% | +60.0, ")
