@@ -1,6 +1,6 @@
 """Kills a run at random moments until it is done, and compares its losses with those of an unbroken run.
 
-python -m test.training.kills --kills 20
+python test/training/kills.py --kills 20
 """
 
 import argparse
@@ -15,22 +15,22 @@ from pathlib import Path
 
 import numpy as np
 
-from test.training.runs import opened, run
-
 PART = r"action_|time_mlp|paligemma_with_expert.gemma_expert"
-_PATIENCE = 600.0  # s until a process has taken a step
+_PATIENCE = 1800.0  # s until a process has taken a step
 
 
 def start(folder, steps, batch, *launcher, **variables):
-    """Run :mod:`test.training.runs` in a process of its own."""
+    """Run ``runs.py`` in a process of its own."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **variables}
     script = str(Path(__file__).with_name("runs.py"))
     command = [sys.executable, *launcher, script, str(folder), str(steps), str(batch), PART]
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def expected_losses(folder, steps):
-    return run(opened("pi05", "full", train=PART), folder, steps).losses
+def unbroken_losses(folder, steps):
+    """Run to the end, from the newest state if there is one."""
+    assert start(folder, steps, 2).wait(_PATIENCE) == 0
+    return json.loads((folder / "losses.json").read_text())
 
 
 def killed_losses(folder, steps, kills, seed=0):
@@ -53,8 +53,7 @@ def killed_losses(folder, steps, kills, seed=0):
         child.send_signal(signal.SIGKILL)
         child.wait()
         began.append(newest(folder))
-    assert start(folder, steps, 2).wait(_PATIENCE) == 0
-    return json.loads((folder / "losses.json").read_text()), began
+    return unbroken_losses(folder, steps), began
 
 
 def newest(folder):
@@ -68,7 +67,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        expected = expected_losses(Path(name) / "whole", given.steps)
+        expected = unbroken_losses(Path(name) / "whole", given.steps)
         found, began = killed_losses(Path(name) / "run", given.steps, given.kills, given.seed)
     print(
         f"killed {len(began)} times, after the steps {began}; the losses of {len(found)} steps are those of an "
