@@ -17,11 +17,12 @@ from vla_ros.contract.gripper import gripper_ends
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.policies.base import checkpoint_options, create
-from vla_ros_lab.eval.arguments import make_table, plan_demo
 from vla_ros_lab.eval.arguments import parse as parse_demo
+from vla_ros_lab.eval.arguments import plan_demo
 from vla_ros_lab.eval.environment import BenchmarkEnvironment, Case
 from vla_ros_lab.eval.process import BenchmarkError, BenchmarkProcess
 from vla_ros_lab.eval.protocols import Protocol, find_protocol
+from vla_ros_lab.eval.scene import make_table
 from vla_ros_lab.sim.environment import Environment
 
 _APART = 0.5  # ms between a step of the environment and the commands for the next one, on the simulated clock
