@@ -17,6 +17,10 @@ SHIPPED = {"demo": "openvla", "demo-pi": "pi"}
 _CONFIG, _ADAPTER = "config.json", "adapter_config.json"
 ADAPTER_FILE, LORA_FOLDER = "adapter_model.safetensors", "lora_adapter"
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
+DISTILLED = "vla_ros_distilled"
+"""``type`` of a checkpoint whose flow was distilled into few steps: other programs would run it with more."""
+DISTILLED_FILES = ("distilled.safetensors", "distilled.safetensors.index.json")
+"""Names of its weights, under which no other program looks for any."""
 _TELLING = ("type", "model_type", "architectures", "action_horizon")
 _EXPECTED = (
     "'type' with 'input_features' (LeRobot), 'model_type' openvla or Gr00tN1d7, or 'action_horizon' (openpi's "
@@ -209,7 +213,8 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise CheckpointError(f"{path}: not readable as JSON ({why}); {advice}") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path}: found {type(config).__name__}, expected a JSON object")
-    return config
+    teacher = config.get("teacher") if config.get("type") == DISTILLED else None
+    return teacher if isinstance(teacher, dict) else config
 
 
 def _other_layout(folder: Path) -> str:
