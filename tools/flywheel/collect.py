@@ -18,7 +18,8 @@ from tools.flywheel.session import OPTIONS, Session
 from vla_ros.errors import VlaRosError
 from vla_ros.execution.source import PolicySource
 from vla_ros.policies.base import create
-from vla_ros_lab.eval.arguments import episode_options, make_table, parse, plan_demo, rate_of
+from vla_ros_lab.eval.arguments import parse, plan_demo
+from vla_ros_lab.eval.scene import episode_options, make_table, rate_of
 
 KINDS = ("corrected", "autonomous")
 JOURNAL = "episodes.json"
