@@ -149,13 +149,13 @@ def compare_scores(scores: Mapping[Path, str]) -> Proof:
     ``scores`` maps both files, the old one first, to the digest of the checkpoint's weights. Raises ConfigError if
     a file is of other weights, or does not say of which.
     """
-    found = paired_scores(*scores)
+    compared = paired_scores(*scores)
     for path, digest in scores.items():
         if (found := weights_of(path)) != digest:
             what = "is of another checkpoint" if found else "does not say which weights were scored"
             expected = "expected vla-ros eval --checkpoint of the old one, then of the new one"
             raise ConfigError(f"--scores {path}: {what}; {expected}")
-    return found
+    return compared
 
 
 def paired_scores(first: Path, second: Path) -> Proof:
