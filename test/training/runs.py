@@ -1,8 +1,13 @@
-"""Samples in memory of an arm that moves as its image says, and runs on them; as a script, one run."""
+"""Samples in memory of an arm that moves as its image says, and runs on them.
+
+As a script, one run; ``python test/training/runs.py kill FOLDER`` kills one at 20 random moments.
+"""
 
 import json
 import os
+import signal
 import sys
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -107,7 +112,62 @@ def run(adapted, folder, steps=4, **options):
     )
 
 
+PART = r"action_|time_mlp|paligemma_with_expert.gemma_expert"
+"""What trains in runs of processes of their own: a part of the demo's pi0.5."""
+
+
+def newest(folder):
+    return max((int(one.name.removeprefix("step-")) for one in folder.glob("step-*")), default=0)
+
+
+def fork(folder, steps):
+    """Begin or resume a run in a child, and return its process id; its losses go to a file."""
+    if process := os.fork():
+        return process
+    try:
+        found = run(opened("pi05", "full", train=PART), folder, steps, save_every=1)
+        (folder / "losses.json").write_text(json.dumps(found.losses))
+    finally:
+        os._exit(0 if (folder / "losses.json").exists() else 1)
+
+
+def killed(folder, steps, kills, seed=0):
+    """Kill a run ``kills`` times, then let it end; return after which steps it was killed.
+
+    One kill in four is at a random moment of the start, the others from the first step on: while a step is
+    computed, while a state is written, between the two.
+    """
+    random, after, spans = np.random.default_rng(seed), [], []
+    for _ in range(kills):
+        before, began, process = newest(folder), time.monotonic(), fork(folder, steps)
+        if spans and random.random() < 0.25:
+            time.sleep(random.uniform(0, min(spans)))
+        else:
+            while newest(folder) == before and os.waitpid(process, os.WNOHANG) == (0, 0):
+                time.sleep(0.002)
+            spans.append(time.monotonic() - began)
+            time.sleep(random.uniform(0, 0.2))
+        assert os.waitpid(process, os.WNOHANG) == (0, 0), "it ended before it was killed: more steps are needed"
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        after.append(newest(folder))
+    assert os.waitpid(fork(folder, steps), 0)[1] == 0
+    return after
+
+
+def compare_killed(folder, kills, steps):
+    """Print after which steps a run was killed, and whether its losses are those of an unbroken one to the bit."""
+    torch.set_num_threads(1)
+    after = killed(folder / "killed", steps, kills)
+    assert os.waitpid(fork(folder / "whole", steps), 0)[1] == 0
+    losses = [json.loads((folder / name / "losses.json").read_text()) for name in ("killed", "whole")]
+    print(f"killed after the steps {after}; losses of {len(losses[0])} steps equal: {losses[0] == losses[1]}")
+    return int(losses[0] != losses[1])
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "kill":  # FOLDER [KILLS [STEPS]]
+        sys.exit(compare_killed(Path(sys.argv[2]), *(map(int, sys.argv[3:] or (20, 120)))))
     folder, steps, batch, pattern = sys.argv[1:]
     found = run(opened("pi05", "full", train=pattern), Path(folder), int(steps), batch=int(batch), save_every=1)
     if not int(os.environ.get("RANK", "0")):

@@ -2,6 +2,9 @@
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +18,7 @@ pytest.importorskip("peft", reason="the library peft is not installed (extra 'tr
 import torch
 from safetensors.torch import load_file
 
-from test.training.kills import PART, killed_losses, start, unbroken_losses
-from test.training.runs import CPU, OPTIONS, SMOLVLA, ArmSamples, opened, policy_of, run, stream_of
+from test.training.runs import CPU, OPTIONS, PART, SMOLVLA, ArmSamples, opened, policy_of, run, stream_of
 from vla_ros.cli.main import main
 from vla_ros.config import load
 from vla_ros.contract.features import complete_spec
@@ -303,14 +305,18 @@ def test_verdicts():
     assert str(proof.Proof(proof.UNDECIDED, "none")).startswith("unknown: no episode")
 
 
+RUNS = Path(__file__).with_name("runs.py")
+
+
 @pytest.mark.slow
 def test_killed_runs_resume(tmp_path):
-    """Processes that are killed while they start, train or write a state resume to the same losses, bit for bit.
-
-    ``python test/training/kills.py`` kills twenty times.
-    """
-    found, _ = killed_losses(tmp_path / "run", 60, kills=3)
-    assert found == unbroken_losses(tmp_path / "whole", 60)
+    """Processes that are killed while they start, train or write a state resume to the same losses, bit for bit."""
+    command = [sys.executable, str(RUNS), "kill", str(tmp_path), "3", "40"]
+    done = subprocess.run(
+        command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    assert "losses of 40 steps equal: True" in done.stdout
 
 
 @pytest.mark.slow
@@ -322,6 +328,8 @@ def test_two_processes_have_the_losses_of_one(tmp_path):
         3,
         batch=4,
     )
+    variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29611")
-    assert start(folder, 3, 2, *launcher, ACCELERATE_USE_CPU="true").wait(240) == 0
+    command = [sys.executable, *launcher, str(RUNS), str(folder), "3", "2", PART]
+    subprocess.run(command, env={**os.environ, **variables}, stdout=subprocess.DEVNULL, timeout=240, check=True)
     np.testing.assert_allclose(json.loads((folder / "losses.json").read_text()), expected.losses, rtol=1e-5)
