@@ -10,6 +10,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +38,19 @@ class Browser:
         port = profile / "DevToolsActivePort"
         wait(lambda: port.exists() and len(port.read_text().splitlines()) == 2)
         self._address = f"127.0.0.1:{port.read_text().splitlines()[0]}"
-        self._pages: list[Tab] = []
+        self._sockets = ExitStack()
 
     def open(self, url: str, width: int = 1440, height: int = 900, *, mobile: bool = False) -> Tab:
         request = urllib.request.Request(f"http://{self._address}/json/new?about:blank", method="PUT")
         with urllib.request.urlopen(request, timeout=_PATIENCE) as answer:
             address = json.load(answer)["webSocketDebuggerUrl"]
-        self._pages.append(Tab(connect(address, max_size=None)))
-        self._pages[-1].resize(width, height, mobile=mobile)
-        self._pages[-1].call("Page.navigate", url=url)
-        return self._pages[-1]
+        page = Tab(self._sockets.enter_context(connect(address, max_size=None)))
+        page.resize(width, height, mobile=mobile)
+        page.call("Page.navigate", url=url)
+        return page
 
     def close(self) -> None:
-        for page in self._pages:
-            page.close()
+        self._sockets.close()
         self._process.terminate()
         try:
             self._process.wait(10)
@@ -82,9 +82,6 @@ class Tab:
             if said.get("id") == number:
                 assert "error" not in said, said
                 return said["result"]
-
-    def close(self) -> None:
-        self._socket.close()
 
     def eval(self, expression: str) -> Any:
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)

@@ -353,7 +353,7 @@ class PolicyNode:
 
     def _on_enable(self, request: Any, response: Any) -> Any:
         # Every node that receives a call to disarm obeys it.
-        refused = self._ambiguous("~/enable") if request.data else ""
+        refused = (self._ambiguous("~/enable") or self._context.suspension.void) if request.data else ""
         response.success, response.message = (False, refused) if refused else self.enable(bool(request.data))
         return response
 
