@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vla_ros.console.admission import HOLD, VALID, Desk, Gate, Request, RequestRefusedError, parse
-from vla_ros.console.advice import ADVICE, explain
+from vla_ros.console.admission import HOLD, VALID, Desk, Gate, PageRequest, RequestRefusedError, read_request
+from vla_ros.console.advice import REMEDIES, describe_reason
 from vla_ros.control.reasons import Level, Reason
 
 GATE = Gate("s3cret", ("localhost", "127.0.0.1", "::1"))
@@ -24,9 +24,9 @@ class Screen:
     def look(self) -> None:
         self.beat, self.seen = self.desk.show(self.number), self.number
 
-    def request(self, do: str, text: str = "") -> Request:
+    def request(self, do: str, text: str = "") -> PageRequest:
         self.id += 1
-        return Request(do, self.id, self.beat, self.seen, text)
+        return PageRequest(do, self.id, self.beat, self.seen, text)
 
     def ask(self, do: str, text: str = "") -> float:
         return self.desk.admit(self.request(do, text), self.number)
@@ -106,7 +106,7 @@ def test_only_stop_and_disarm_may_be_repeated_old_and_about_another_state() -> N
         screen.number += 1
         assert [screen.desk.admit(request, screen.number) for _ in range(3)] == [float("inf")] * 3
     fresh = Desk(lambda: screen.now)
-    assert fresh.admit(Request("stop"), 99) == float("inf"), "no beat, no id"
+    assert fresh.admit(PageRequest("stop"), 99) == float("inf"), "no beat, no id"
 
 
 @given(st.lists(st.sampled_from(["look", "wait", "press", "release", "arm", "change"]), max_size=40))
@@ -161,7 +161,7 @@ def test_only_the_token_opens(tokens: list[str]) -> None:
 
 @given(st.one_of(st.text(), st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps)))
 def test_what_is_no_request_is_none(text: str) -> None:
-    assert parse(text) is None
+    assert read_request(text) is None
 
 
 @pytest.mark.parametrize(
@@ -169,12 +169,12 @@ def test_what_is_no_request_is_none(text: str) -> None:
 )
 def test_a_field_of_another_type_makes_it_none(change: dict[str, object]) -> None:
     sound = {"do": "arm", "id": 1, "beat": "b", "number": 2, "text": "", "by": "mouse"}
-    assert parse(json.dumps(sound)) == Request("arm", 1, "b", 2, "", "mouse")
-    assert parse(json.dumps(sound | change)) is None
-    assert parse("[" * 3000) is None
+    assert read_request(json.dumps(sound)) == PageRequest("arm", 1, "b", 2, "", "mouse")
+    assert read_request(json.dumps(sound | change)) is None
+    assert read_request("[" * 3000) is None
 
 
 def test_every_reason_that_keeps_the_arm_has_advice() -> None:
-    assert set(ADVICE) == {reason for reason in Reason if reason.level is not Level.COUNT}
-    assert explain("camera_stale", "none for 1 s")["advice"]
-    assert explain("of_a_newer_node", "why")["detail"] == "why"
+    assert set(REMEDIES) == {reason for reason in Reason if reason.level is not Level.COUNT}
+    assert describe_reason("camera_stale", "none for 1 s")["advice"]
+    assert describe_reason("of_a_newer_node", "why")["detail"] == "why"

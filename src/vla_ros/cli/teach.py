@@ -25,7 +25,15 @@ from vla_ros.errors import VlaRosError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-KEYS = {" ": "pause", "c": "continue", "\t": "correct", "s": "success", "f": "failure", "r": "discard", "\x1b": "end"}
+KEYS = {
+    " ": "pause",
+    "c": "continue",
+    "\t": "correct",
+    "s": "success",
+    "f": "failure",
+    "r": "discard",
+    "\x1b": "end",
+}
 LABELS = ("success", "failure", "discard", "end")
 _STALE = 3.0  # s without ~/status, which is published once a second
 _REPEATS = 0.7  # s; a key that is held down is repeated within this time
@@ -59,7 +67,7 @@ class Teacher:
         return str(self.view.status.get("mode", "")) if self._clock() - self._heard < _STALE else ""
 
     def press(self, key: str) -> None:
-        """Do what a key says. A key that is held down counts once; pausing always counts, and never moves the arm."""
+        """Do what a key says. A key that is held down counts once; pausing always counts."""
         what, now = KEYS.get(key, ""), self._clock()
         repeats, self._pressed[key] = now - self._pressed.get(key, -1e9) < _REPEATS, now
         if not what or (repeats and what != "pause"):

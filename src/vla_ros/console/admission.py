@@ -29,7 +29,7 @@ class RequestRefusedError(VlaRosError):
 
 
 @dataclass(frozen=True)
-class Request:
+class PageRequest:
     """What a page asks for."""
 
     do: str  # one of :data:`ACTS`
@@ -90,7 +90,7 @@ class Desk:
         """Return how long ago ``beat`` was sent; infinite if it is not one of the last."""
         return self._clock() - next((at for known, _, at in self._shown if known == beat), -float("inf"))
 
-    def admit(self, request: Request, number: int) -> float:
+    def admit(self, request: PageRequest, number: int) -> float:
         """Return until when a request counts (monotonic, s); ``number`` is that of the state now.
 
         Raises RequestRefusedError for one that is repeated, older than a second, of another connection, about
@@ -113,13 +113,12 @@ class Desk:
             raise RequestRefusedError("the state has changed since: look, and ask again")
         if do == "press":
             self._press = request.text, number, now
-        elif do in HELD:
-            if press is None or press[:2] != (do, number) or not HOLD <= now - press[2] <= _LONGEST:
-                raise RequestRefusedError("press the button, and hold it")
+        elif do in HELD and not (press and press[:2] == (do, number) and HOLD <= now - press[2] <= _LONGEST):
+            raise RequestRefusedError("press the button, and hold it")
         return shown[1] + VALID
 
 
-def parse(text: str) -> Request | None:
+def read_request(text: str) -> PageRequest | None:
     """Return the request of a message, or None if it is none: every field has its type, and nothing is long."""
     try:
         said = json.loads(text)
@@ -131,4 +130,4 @@ def parse(text: str) -> Request | None:
         return None
     if not all(type(value) is int for value in numbers.values()) or fields["do"] not in ACTS:
         return None
-    return Request(**fields, **numbers)
+    return PageRequest(**fields, **numbers)

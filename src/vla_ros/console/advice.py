@@ -8,7 +8,7 @@ _LIMIT = "The policy asked for more than the limits allow: look at what it does 
 _CAMERA = "Look at the camera's driver, its cable, and its rate with `ros2 topic hz`."
 _JOINTS = "Look at the arm's driver, and at who publishes the joint states."
 
-ADVICE: Mapping[Reason, str] = {
+REMEDIES: Mapping[Reason, str] = {
     Reason.NO_INSTRUCTION: "Type an instruction.",
     Reason.INPUT_MISSING: "Start what publishes the input that is named, or correct its topic in the options.",
     Reason.CAMERA_STALE: _CAMERA,
@@ -58,12 +58,12 @@ ADVICE: Mapping[Reason, str] = {
 """For every reason that holds or stops the arm; those that are only counted need no advice."""
 
 
-def explain(name: str, detail: str) -> dict[str, str]:
+def describe_reason(name: str, detail: str) -> dict[str, str]:
     """Return a reason's name, description, detail and advice; a reason of a newer node has only its detail."""
     try:
         reason = Reason(name)
     except ValueError:
         return {"name": name, "level": "", "what": name, "detail": detail, "advice": ""}
     level = "stop" if reason.level is Level.STOP else "hold"
-    advice = ADVICE.get(reason, "")
+    advice = REMEDIES.get(reason, "")
     return {"name": name, "level": level, "what": reason.description, "detail": detail, "advice": advice}

@@ -120,7 +120,7 @@ def _names(arguments: argparse.Namespace) -> list[str]:
         is_local, is_any = arguments.host == "localhost", False
     if not is_local and arguments.tls_certificate is None:
         raise ConfigError(
-            f"--host {arguments.host}: other machines can reach this address; give --tls-certificate and --tls-key, "
+            f"--host {arguments.host}: other hosts can reach this address; give --tls-certificate and --tls-key, "
             f"or listen on 127.0.0.1 and use a tunnel: ssh -L {arguments.port}:127.0.0.1:{arguments.port} THIS_HOST"
         )
     own = [socket.gethostname()] if is_any else [arguments.host]

@@ -28,7 +28,7 @@ ENCODER = ThreadPoolExecutor(1, "vla_console_images", initializer=_lower)
 """The thread on which images are decoded and encoded, at a lower priority than the others of this process."""
 
 
-class Images:
+class Feeds:
     """Keeps the newest message of each topic, serialised. Subscribe on the thread that spins."""
 
     def __init__(self, graph: Any, node: Any) -> None:

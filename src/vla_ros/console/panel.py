@@ -13,7 +13,7 @@ from typing import Any
 
 from vla_ros.cli.operate import Operator
 from vla_ros.cli.teach import LABELS
-from vla_ros.console.admission import Request
+from vla_ros.console.admission import PageRequest
 from vla_ros.console.watch import SILENT, Watch
 from vla_ros.errors import VlaRosError, one_line
 
@@ -38,7 +38,7 @@ _SERVICES: Mapping[str, tuple[str, Mapping[str, bool]]] = {
 class Act:
     """A request that was admitted."""
 
-    request: Request
+    request: PageRequest
     node: str  # full name
     origin: str  # for the log
     until: float = float("inf")  # monotonic, s; void afterwards
@@ -99,7 +99,7 @@ class Panel:
             self._watches[name].looked = time.monotonic()
 
     def images(self, name: str) -> Any:
-        """Return the :class:`~vla_ros.console.images.Images` of a node, or None."""
+        """Return the :class:`~vla_ros.console.images.Feeds` of a node, or None."""
         watch = self._watches.get(name)
         return watch and watch.images
 

@@ -18,7 +18,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from vla_ros.console.admission import Desk, Gate, RequestRefusedError, parse
+from vla_ros.console.admission import Desk, Gate, RequestRefusedError, read_request
 from vla_ros.console.images import ENCODER
 from vla_ros.console.panel import Act, Panel
 from vla_ros.errors import VlaRosError, one_line
@@ -168,7 +168,7 @@ class Page:
                     return
 
     def _hear(self, text: str) -> None:
-        request = parse(text)
+        request = read_request(text)
         if request is None:
             self._look(text)
             return

@@ -9,8 +9,8 @@ from typing import Any
 
 from vla_ros.cli.operate import RemoteNode
 from vla_ros.cli.top import View
-from vla_ros.console.advice import explain
-from vla_ros.console.images import Images
+from vla_ros.console.advice import describe_reason
+from vla_ros.console.images import Feeds
 from vla_ros.errors import one_line
 from vla_ros.record.topics import recorder_name
 
@@ -43,7 +43,7 @@ class Watch:
         self._labels: deque[tuple[int, str]] = deque(maxlen=_LABELS)
         self._view: Mapping[str, Any] = {}
         self._heavy: list[Any] = []  # subscriptions while somebody looks
-        self.images = Images(graph, node)
+        self.images = Feeds(graph, node)
         text, name = graph.message("std_msgs/msg/String"), remote.name
         node.create_subscription(text, f"{name}/event", self._on_event, graph.qos("joint_states"))
         self._label = node.create_publisher(text, f"{name}/label", graph.qos("request"))
@@ -151,7 +151,7 @@ class Watch:
         status, parts = self.remote.status, self._parts.parts
         stopped = {status["stopped_by"]: status.get("detail", "")} if status.get("stopped_by") else {}
         reasons = [
-            {**explain(name, one_line(str(detail), _LONGEST)), "kind": kind}
+            {**describe_reason(name, one_line(str(detail), _LONGEST)), "kind": kind}
             for kind, named in (
                 ("stop", stopped),
                 ("block", status.get("blocks", {})),
