@@ -19,8 +19,9 @@ pytest.importorskip("websockets", reason="the library websockets is not installe
 
 from websockets.sync.client import ClientConnection, connect
 
+from tools.chromium import CHROMIUM, Browser, wait
+
 from ..node.conftest import Robot, inside, robot, start
-from .browser import CHROMIUM, Browser, wait
 
 __all__ = ["inside", "robot", "start"]
 

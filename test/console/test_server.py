@@ -19,12 +19,12 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 
+from tools.chromium import wait
 from vla_ros.cli.main import main
 from vla_ros.console.admission import HOLD
 from vla_ros.control.safety import State
 from vla_ros.graph import open_graph
 
-from .browser import wait
 from .conftest import Console
 
 
@@ -44,6 +44,7 @@ class Client:
                 continue
             told = json.loads(said)
             self.beat, self.view = told["beat"], told["view"] or {}
+            self.socket.send(json.dumps({"seen": self.beat}))
             if self.view and until(self.view):
                 return self.view
         raise AssertionError(f"not within {patience} s: {self.view}")
@@ -72,7 +73,7 @@ class Client:
     def hold(self, what: str) -> str:
         """Press, hold, ask: the act."""
         self.ask("press", what)
-        end = time.monotonic() + HOLD + 0.1
+        end = time.monotonic() + HOLD + 0.4
         while time.monotonic() < end:
             self.look()
         return self.ask(what)

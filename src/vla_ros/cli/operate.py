@@ -38,7 +38,8 @@ class RemoteNode:
 
     def __init__(self, graph: Any, node: Any, name: str, status_qos: str = "instruction") -> None:
         self.name, self.status, self.heard = name, dict[str, Any](), -math.inf
-        self._graph, self._node, self._instruction = graph, node, None
+        self._graph, self._node = graph, node
+        self._instruction: Any = None  # its publisher
         self._text, qos = graph.message("std_msgs/msg/String"), graph.qos
         self._kinds = {key: graph.service(kind) for key, kind in _SERVICES.items()}
         self._clients = {key: node.create_client(kind, f"{name}/{key}") for key, kind in self._kinds.items()}

@@ -14,12 +14,12 @@ REPEATABLE = ("stop", "disarm")
 """What may be repeated, and is neither too old nor about another state."""
 HELD = ("arm", "continue")
 """What lets the arm move: counts only after a press that is held."""
-_OF_A_STATE = (*HELD, "reset", "correct")
+OF_A_STATE = (*HELD, "reset", "correct")
 """What is about the state that was on the screen: void after any change of it."""
-ACTS = (*REPEATABLE, *_OF_A_STATE, "press", "release", "pause", "instruct", "label", "record")
+ACTS = (*REPEATABLE, *OF_A_STATE, "press", "release", "pause", "instruct", "label", "record")
 VALID = 1.0
 """Seconds for which what was on the screen may be acted upon."""
-HOLD = 0.7
+HOLD = 0.5
 """Seconds for which the button must be pressed, on this side of the connection."""
 _LONGEST = 5.0  # s from a press to what it is for
 
@@ -109,7 +109,7 @@ class Desk:
         shown = next(((was, at) for beat, was, at in self._shown if beat == request.beat), None)
         if shown is None or now - shown[1] > VALID:
             raise RequestRefusedError("too late: what was on the screen is over a second old; look, and ask again")
-        if do in (*_OF_A_STATE, "press") and not request.number == shown[0] == number:
+        if do in (*OF_A_STATE, "press") and not request.number == shown[0] == number:
             raise RequestRefusedError("the state has changed since: look, and ask again")
         if do == "press":
             self._press = request.text, number, now

@@ -56,13 +56,13 @@ REMEDIES: Mapping[Reason, str] = {
     **dict.fromkeys(LIMITS, _LIMIT),
 }
 """For every reason that holds or stops the arm; those that are only counted need no advice."""
+_NAMED = {reason.value: reason for reason in Reason}
 
 
 def describe_reason(name: str, detail: str) -> dict[str, str]:
     """Return a reason's name, description, detail and advice; a reason of a newer node has only its detail."""
-    try:
-        reason = Reason(name)
-    except ValueError:
+    reason = _NAMED.get(name)
+    if reason is None:
         return {"name": name, "level": "", "what": name, "detail": detail, "advice": ""}
     level = "stop" if reason.level is Level.STOP else "hold"
     advice = REMEDIES.get(reason, "")

@@ -15,6 +15,7 @@ import secrets
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 from vla_ros.config.show import number
 from vla_ros.errors import ConfigError, PrintableFormatter
@@ -23,6 +24,10 @@ from vla_ros.graph.launcher import end_with_launcher
 
 PORT = 8090
 _LOCAL = ("localhost", "127.0.0.1", "::1")
+# An access log would have the token.
+_SERVER: dict[str, Any] = {"log_config": None, "access_log": False, "proxy_headers": False, "server_header": False}
+_LIMITS: dict[str, Any] = {"ws_max_size": 4096, "ws_per_message_deflate": False, "limit_concurrency": 64}
+_SERVER |= {"ws_ping_interval": 2.0, "ws_ping_timeout": 4.0, "timeout_graceful_shutdown": 1, "lifespan": "off"}
 _TURN = 0.05  # s between looks at what was asked for, unless the graph is woken
 
 
@@ -57,23 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     end_with_launcher()
     with contextlib.closing(listening), open_graph(arguments.backend, log_level="error") as graph:
         panel = Panel(graph, "/" + arguments.node.strip("/") if arguments.node else "")
-        config = uvicorn.Config(
-            Console(panel, gate),
-            ssl_certfile=arguments.tls_certificate,
-            ssl_keyfile=arguments.tls_key,
-            log_config=None,
-            access_log=False,  # its lines would have the token
-            proxy_headers=False,
-            server_header=False,
-            lifespan="off",
-            ws_max_size=4096,
-            ws_ping_interval=2.0,
-            ws_ping_timeout=4.0,
-            ws_per_message_deflate=False,
-            limit_concurrency=64,
-            timeout_keep_alive=5,
-            timeout_graceful_shutdown=1,
-        )
+        files = {"ssl_certfile": arguments.tls_certificate, "ssl_keyfile": arguments.tls_key}
+        config = uvicorn.Config(Console(panel, gate), **_SERVER, **_LIMITS, **files)
         try:
             config.load()
         except OSError as error:  # of a certificate: ssl's errors are OSErrors

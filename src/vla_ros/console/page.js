@@ -1,9 +1,9 @@
 "use strict";
 const $ = (id) => document.getElementById(id);
-const HELD_MS = 900, LOST_MS = 1000, BEHIND_MS = 700, SILENT_S = 2.5, STOP_MS = 10000, REPEAT_MS = 150;
-const TRACE = 200;  // views of a joint that are drawn
+const HELD_MS = 900, LOST_MS = 1000, BEHIND_MS = 700, SILENT_S = 2.5, STOP_MS = 10000, REPEAT_MS = 150, DRIFT_MS = 0.02;
+const TRACE = 100, DRAW_MS = 190;  // positions of a joint that are drawn, and the time between two
 const page = { socket: null, view: null, beat: "", id: 0, at: -1e9, least: Infinity, behind: 0, tries: 0, node: "",
-  stops: 0, asked: 0, held: null, acts: 0, greeted: false };
+  stops: 0, asked: 0, held: null, greeted: false, drawn: 0 };
 
 // Requests
 
@@ -34,9 +34,7 @@ function repeatStop() {  // a stop may be repeated, also after a reconnect, unti
   drawStop();
 }
 
-function isStopped() {
-  return !isDead() && page.view.nodes.every(([, state]) => state === "stopped");
-}
+const isStopped = () => !isDead() && page.view.nodes.every(([, state]) => state === "stopped");
 
 function drawStop() {
   const waits = page.stops && performance.now() - page.stops;
@@ -80,19 +78,17 @@ function press(event) {
   button.releasePointerCapture?.(event.pointerId);
   if (!ask("press", event.pointerType, button.id)) return;
   button.classList.add("down");
-  const number = page.view.number, socket = page.socket;
+  const { view: { number }, socket } = page;
   const timer = setTimeout(() => {
     const same = !isDead() && page.socket === socket && page.view.number === number && document.hasFocus();
-    if (same && page.held?.button === button) { ask(button.id, event.pointerType); page.held = null; }
-    button.classList.remove("down");
+    if (same) ask(button.id, event.pointerType);
     letGo();
   }, HELD_MS);
   page.held = { button, timer, number };
 }
 for (const button of document.querySelectorAll(".held")) {
   button.addEventListener("pointerdown", press);
-  button.addEventListener("mousedown", (event) => event.preventDefault());
-  button.addEventListener("contextmenu", (event) => event.preventDefault());
+  for (const type of ["mousedown", "contextmenu"]) button.addEventListener(type, (event) => event.preventDefault());
   button.addEventListener("focus", () => button.blur());
   button.addEventListener("pointerleave", letGo);
 }
@@ -112,8 +108,8 @@ $("instruct").addEventListener("submit", (event) => {
 // The connection
 
 function connect() {
-  const scheme = location.protocol === "https:" ? "wss" : "ws";
-  const socket = page.socket = new WebSocket(`${scheme}://${location.host}/live${location.search}`);
+  const scheme = location.protocol.replace("http", "ws");
+  const socket = page.socket = new WebSocket(`${scheme}//${location.host}/live${location.search}`);
   socket.binaryType = "arraybuffer";
   socket.onmessage = ({ data }) => { if (socket === page.socket) typeof data === "string" ? onView(data) : onImage(data); };
   socket.onclose = () => { if (socket === page.socket) lose(); };
@@ -130,7 +126,7 @@ function lose() {
 
 function onView(data) {
   const { beat, at, view } = JSON.parse(data), now = performance.now();
-  Object.assign(page, { view, beat, at: now, least: Math.min(page.least, now - 1000 * at) });
+  Object.assign(page, { view, beat, at: now, least: Math.min(page.least + DRIFT_MS, now - 1000 * at) });
   page.behind = now - 1000 * at - page.least;
   if (!page.greeted || page.tries) $("connected").textContent = page.tries ? "connected again" : "connected";
   Object.assign(page, { tries: 0, greeted: true });
@@ -187,18 +183,13 @@ function onImage(data) {
 }
 
 function drawImages(names) {
-  if (names.join() !== $("cameras").dataset.names) {
-    $("cameras").dataset.names = names.join();
-    shown.clear();
-    $("cameras").replaceChildren(...names.map((name, index) => {
-      const figure = make("figure", ""), image = make("img", "");
-      image.alt = name;
-      const sees = index === names.length - 1;
-      figure.append(image, make("figcaption", sees ? "as the policy sees it" : `camera ${name}`));
-      shown.set(index, figure);
-      return figure;
-    }));
-  }
+  list("cameras", names, () => names.map((name, index) => {
+    const figure = make("figure", ""), image = make("img", ""), sees = index === names.length - 1;
+    image.alt = name;
+    figure.append(image, make("figcaption", sees ? "as the policy sees it" : `camera ${name}`));
+    shown.set(index, figure);
+    return figure;
+  }));
   for (const figure of shown.values()) figure.classList.toggle("old", performance.now() - (figure.dataset.at || 0) > 2000);
 }
 
@@ -210,18 +201,20 @@ function make(kind, content, name = "") {
   element.className = name;
   return element;
 }
-function text(id, content) {
-  if ($(id).textContent !== content) $(id).textContent = content;
-}
+const text = (id, content) => { if ($(id).textContent !== content) $(id).textContent = content; };
 function list(id, key, rows) {  // redrawn only when it has changed, so that it can be scrolled and selected
   const known = JSON.stringify(key);
   if ($(id).dataset.key === known) return;
   $(id).dataset.key = known;
   $(id).replaceChildren(...rows());
 }
-const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString([], { hour12: false });
+function entry(at, content, name) {
+  const item = make("li", "", name);
+  item.append(make("time", new Date(1000 * at).toLocaleTimeString([], { hour12: false })), content);
+  return item;
+}
 const fixed = (value, digits) => Number.isFinite(value) ? value.toFixed(digits) : "";
-const millimetres = (metres) => `${(1000 * metres).toFixed(0)} mm`;
+const set = (selector, disabled) => { for (const button of document.querySelectorAll(selector)) button.disabled = disabled; };
 
 function draw(view) {
   const { state, mode } = view, isArmed = state === "armed" || state === "holding";
@@ -231,36 +224,33 @@ function draw(view) {
   }
   text("name", view.name);
   document.title = `${state} ${view.name}`;
-  const several = view.namesakes > 1;
-  $("arm").disabled = isArmed || state === "stopped" || several || view.reasons.some((why) => why.kind === "block");
+  const several = view.namesakes > 1, blocked = view.reasons.some((why) => why.kind === "block");
   $("arm").querySelector("b").textContent = isArmed ? "Armed" : "Hold to arm";
-  $("continue").disabled = !isArmed || mode === "autonomous";
-  $("correct").disabled = !isArmed || mode === "correcting" || (view.view.takeover ?? "none") === "none";
-  document.querySelector('[data-do="pause"]').disabled = !isArmed || mode === "paused";
-  document.querySelector('[data-do="reset"]').disabled = state !== "stopped";
+  set("#arm", isArmed || state === "stopped" || several || blocked);
+  set("#continue", !isArmed || mode === "autonomous");
+  set("#correct", !isArmed || mode === "correcting" || (view.view.takeover ?? "none") === "none");
+  set('[data-do="pause"]', !isArmed || mode === "paused");
+  set('[data-do="reset"]', state !== "stopped");
+  set('[data-do="label"]', view.episode.open === false);
+  set('[data-do="record"]', !view.recording);
   text("source", `${view.source} (${mode})`);
   text("instructed", view.instruction || "none");
   drawReasons(view, several);
   drawEpisode(view);
-  drawFigures(view);
-  drawJoints(view.view.arms ?? {}, isArmed);
   drawImages(view.images);
+  if (performance.now() - page.drawn > DRAW_MS) {
+    page.drawn = performance.now();
+    drawFigures(view);
+    drawJoints(view.view.arms ?? {}, isArmed);
+  }
   list("nodes", view.nodes, () => view.nodes.length < 2 ? [] : view.nodes.map(([name, of, alive]) => {
     const button = make("button", `${name}: ${alive ? of : "lost"}`);
     button.disabled = name === view.name;
     button.addEventListener("click", () => { page.node = name; });
     return button;
   }));
-  list("lines", view.lines, () => view.lines.toReversed().map(([at, level, line]) => {
-    const item = make("li", "", `l${level}`);
-    item.append(make("time", clock(at)), line);
-    return item;
-  }));
-  list("acts", view.acts, () => view.acts.toReversed().map(([at, asked, by, what]) => {
-    const item = make("li", "");
-    item.append(make("time", clock(at)), `${asked}: ${what} (${by})`);
-    return item;
-  }));
+  list("lines", view.lines, () => view.lines.toReversed().map(([at, level, line]) => entry(at, line, `l${level}`)));
+  list("acts", view.acts, () => view.acts.toReversed().map(([at, asked, by, what]) => entry(at, `${asked}: ${what} (${by})`)));
   const last = view.acts.at(-1);
   text("said", last ? `${last[1]}: ${last[3]}` : "");
 }
@@ -281,10 +271,8 @@ function drawReasons(view, several) {
 function drawEpisode({ episode, recording }) {
   const since = episode.open ? `, ${(Date.now() / 1000 - episode.since).toFixed(0)} s` : "";
   text("episode", episode.open ? `${episode.number}${since}` : episode.open === null ? "not known yet" : "none is open");
-  for (const button of document.querySelectorAll('[data-do="label"]')) button.disabled = episode.open === false;
   text("labels", episode.labels.map(([number, label]) => `${number} ${label}`).join(", ") || "no label yet");
   text("recording", recording ? `${recording[1]} ${recording[2]}` : "No recorder runs. Start the node with record.what.");
-  for (const button of document.querySelectorAll('[data-do="record"]')) button.disabled = !recording;
 }
 
 function drawFigures({ minute, collision }) {
@@ -294,10 +282,11 @@ function drawFigures({ minute, collision }) {
   text("stalled", share == null ? "no motion" : `${(100 * share).toFixed(0)} %`);
   chart($("latency-chart"), [["--blue", minute.map((one) => one.p50)], ["--amber", minute.map((one) => one.p99)]], 60, 0, 20, "ms");
   chart($("stalled-chart"), [["--red", minute.map((one) => one.stalled == null ? null : 100 * one.stalled)]], 60, 0, 10, "%");
-  text("distance", collision.distance == null ? "" : millimetres(collision.distance));
+  text("distance", collision.distance == null ? "" : `${(1000 * collision.distance).toFixed(0)} mm`);
   text("collision", collision.bodies ? collision.bodies.join(" and ") : collision.why_not ? `Not checked: ${collision.why_not}` : "");
 }
 
+const style = getComputedStyle(document.documentElement), colourOf = (name) => style.getPropertyValue(name);
 const traces = new Map();  // joint to its measured and commanded positions
 
 function drawJoints(arms, isArmed) {
@@ -324,22 +313,21 @@ function drawJoints(arms, isArmed) {
 
 function chart(canvas, lines, length, from, span, unit) {
   const scale = window.devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
-  if (canvas.width !== Math.round(width * scale)) { canvas.width = Math.round(width * scale); canvas.height = Math.round(height * scale); }
-  const context = canvas.getContext("2d"), style = getComputedStyle(document.body);
+  if (canvas.width !== Math.round(width * scale)) {
+    Object.assign(canvas, { width: Math.round(width * scale), height: Math.round(height * scale) });
+  }
+  const context = canvas.getContext("2d");
   const most = unit ? Math.max(span, ...lines.flatMap(([, values]) => values.filter(Number.isFinite))) : span;
   context.setTransform(scale, 0, 0, scale, 0, 0);
   context.clearRect(0, 0, width, height);
-  context.lineWidth = 1.5;
   if (unit) {
-    context.strokeStyle = context.fillStyle = style.getPropertyValue("--line");
+    Object.assign(context, { strokeStyle: colourOf("--line"), fillStyle: colourOf("--soft"), font: "11px system-ui" });
     context.strokeRect(0.5, 0.5, width - 1, height - 1);
-    context.fillStyle = style.getPropertyValue("--soft");
-    context.font = "11px system-ui";
     context.fillText(`${most.toFixed(0)} ${unit}`, 4, 12);
     context.fillText("a minute", 4, height - 5);
   }
   for (const [colour, values] of lines) {
-    context.strokeStyle = style.getPropertyValue(colour);
+    Object.assign(context, { strokeStyle: colourOf(colour), lineWidth: 1.5 });
     context.beginPath();
     let drawn = false;
     values.forEach((value, index) => {

@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any
 
 from vla_ros.cli.operate import Operator
-from vla_ros.cli.teach import LABELS
-from vla_ros.console.admission import PageRequest
+from vla_ros.console.admission import OF_A_STATE, PageRequest
 from vla_ros.console.watch import SILENT, Watch
 from vla_ros.errors import VlaRosError, one_line
 
@@ -164,26 +163,18 @@ class Panel:
         remote, do, text = watch.remote, request.do, request.text
         if time.monotonic() > act.until:
             raise VlaRosError("too late: this request has waited for too long")
+        if do in OF_A_STATE:
+            self._check(watch, request.number)
         if do in _SERVICES:
-            if do != "disarm" and do != "pause":
-                self._check(watch, request.number)
             service, fields = _SERVICES[do]
             if not remote.serves(service):
                 raise VlaRosError(f"{act.node} does not answer; use the emergency stop if the arm moves")
             self._answers.append((act, remote.call(service, **fields), time.monotonic()))
-        elif do == "instruct":
-            remote.instruct(text)
-            self._log(act, "sent")
-        elif do == "label":
-            if text not in LABELS:
-                raise VlaRosError(f"label: found {text[:40]!r}, expected one of {', '.join(LABELS)}")
-            watch.label(text)
-            self._log(act, "sent")
         elif do == "record":
-            answer = watch.record(on=text == "on")
-            if answer is None:
-                raise VlaRosError("no recorder runs; start the node with record.what")
-            self._answers.append((act, answer, time.monotonic()))
+            self._answers.append((act, watch.record(on=text == "on"), time.monotonic()))
+        else:
+            watch.label(text) if do == "label" else remote.instruct(text)
+            self._log(act, "sent")
 
     def _check(self, watch: Watch, number: int) -> None:
         """Raise VlaRosError unless the state is the one that was on the screen, of one node that is there."""

@@ -18,7 +18,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from vla_ros.console.admission import Desk, Gate, RequestRefusedError, read_request
+from vla_ros.console.admission import Desk, Gate, read_request
 from vla_ros.console.images import ENCODER
 from vla_ros.console.panel import Act, Panel
 from vla_ros.errors import VlaRosError, one_line
@@ -26,8 +26,8 @@ from vla_ros.errors import VlaRosError, one_line
 logger = logging.getLogger(__name__)
 
 _PERIOD, _STEP = 0.1, 0.02  # s between two views, and between looks for a change of the state
+_SLOW = 0.5  # s after which the next view is sent to a page that has not taken the last one
 _IMAGES = 0.2  # s between two images of a topic
-_BEHIND = 0.5  # s; a page that is further behind gets no images
 _SEND = 2.0  # s in which a page must take a message
 _PAGES, _MESSAGES = 8, 100  # connections at a time; messages of each within a second
 _HUNG = 2.0  # s without a turn of the thread that spins
@@ -110,10 +110,7 @@ class Page:
         logger.info("%s connected", self._origin)
         tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._receive())]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                if error := task.exception():
-                    logger.info("%s: %s", self._origin, type(error).__name__)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
@@ -135,11 +132,17 @@ class Page:
             number, view = self._panel.views.get(name, (0, ""))
             beat = self._desk.show(number)
             await self._put(f'{{"beat": "{beat}", "at": {time.monotonic():.3f}, "view": {view or "null"}}}')
-            if self._desk.lag(self._seen) < _BEHIND:
+            if self._desk.lag(self._seen) < _SLOW:
                 await self._send_images(name, images)
-            until = time.monotonic() + _PERIOD
-            while time.monotonic() < until and self._panel.views.get(name, (0, ""))[0] == number:
-                await asyncio.sleep(_STEP)
+            await self._wait(beat, name, number)
+
+    async def _wait(self, beat: str, name: str, number: int) -> None:
+        """Wait until the state has changed or it is time, and the page has taken this view or is slow."""
+        while (lag := self._desk.lag(beat)) < _SLOW:
+            changed = self._panel.views.get(name, (0, ""))[0] != number
+            if self._seen == beat and (changed or lag > _PERIOD):
+                return
+            await asyncio.sleep(_STEP)
 
     async def _send_images(self, name: str, sent: dict[str, tuple[int, float]]) -> None:
         source, now = self._panel.images(name), time.monotonic()
@@ -173,16 +176,12 @@ class Page:
             self._look(text)
             return
         name = self._name
-        number, _ = self._panel.views.get(name, (0, ""))
-        act = Act(request, name, self._origin)
         try:
-            until = self._desk.admit(request, number)
+            until = self._desk.admit(request, self._panel.views.get(name, (0, ""))[0])
             if request.do not in ("press", "release"):
                 self._panel.ask(Act(request, name, self._origin, until))
-        except RequestRefusedError as error:
-            self._panel.refuse(act, str(error))
         except VlaRosError as error:
-            self._panel.refuse(act, str(error))
+            self._panel.refuse(Act(request, name, self._origin), str(error))
 
     def _look(self, text: str) -> None:
         """Take what a page has shown, and the node that it wants to show; ignore anything else."""

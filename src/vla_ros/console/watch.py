@@ -3,15 +3,16 @@
 import json
 import re
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from vla_ros.cli.operate import RemoteNode
+from vla_ros.cli.teach import LABELS
 from vla_ros.cli.top import View
 from vla_ros.console.advice import describe_reason
 from vla_ros.console.images import Feeds
-from vla_ros.errors import one_line
+from vla_ros.errors import VlaRosError, one_line
 from vla_ros.record.topics import recorder_name
 
 SILENT = 2.5
@@ -33,7 +34,8 @@ class Watch:
 
     def __init__(self, graph: Any, node: Any, remote: RemoteNode, count: Callable[[], int]) -> None:
         self.remote, self.number, self.looked = remote, count(), -1e9
-        self._graph, self._node, self._count, self._key = graph, node, count, ()
+        self._graph, self._node, self._count = graph, node, count
+        self._key: tuple[Any, ...] = ()
         self._parts, self._recorder = View(remote.name), View(recorder_name(remote.name))
         self._lines: deque[tuple[float, int, str]] = deque(maxlen=_LINES)
         self._minute: deque[Mapping[str, float | None]] = deque(maxlen=_MINUTE)
@@ -42,7 +44,7 @@ class Watch:
         self._episode: dict[str, Any] = {"number": None, "open": None, "since": 0.0}
         self._labels: deque[tuple[int, str]] = deque(maxlen=_LABELS)
         self._view: Mapping[str, Any] = {}
-        self._heavy: list[Any] = []  # subscriptions while somebody looks
+        self._heavy: Any = None  # subscription while somebody looks
         self.images = Feeds(graph, node)
         text, name = graph.message("std_msgs/msg/String"), remote.name
         node.create_subscription(text, f"{name}/event", self._on_event, graph.qos("joint_states"))
@@ -51,11 +53,16 @@ class Watch:
         self._record = node.create_client(self._set, f"{recorder_name(name)}/record")
 
     def label(self, text: str) -> None:
+        """End the episode with a label."""
+        if text not in LABELS:
+            raise VlaRosError(f"label: found {text[:40]!r}, expected one of {', '.join(LABELS)}")
         self._label.publish(self._graph.message("std_msgs/msg/String")(data=text))
 
     def record(self, *, on: bool) -> Any:
-        """Return the future of the recorder's answer, or None if there is no recorder."""
-        return self._record.call_async(self._set.Request(data=on)) if self._record.service_is_ready() else None
+        """Return the future of the recorder's answer."""
+        if not self._record.service_is_ready():
+            raise VlaRosError("no recorder runs; start the node with record.what")
+        return self._record.call_async(self._set.Request(data=on))
 
     def say(self, level: int, text: str) -> None:
         """Add a line to the warnings: 1 warns, 2 is an error."""
@@ -75,9 +82,8 @@ class Watch:
             if kind and kind != self._warned.get(name) and name != "state":
                 self.say(level, f"{name}: {text}")
             self._warned[name] = kind
-        if self._parts.received_at != before and "latency" in {
-            status.name.rpartition(": ")[2] for status in message.status
-        }:
+        is_whole = any(status.name.endswith(": latency") for status in message.status)
+        if self._parts.received_at != before and is_whole:
             self._minute.append(self._figures())
 
     def on_log(self, message: Any) -> None:
@@ -117,7 +123,7 @@ class Watch:
 
     @property
     def is_looked_at(self) -> bool:
-        return bool(self._heavy)
+        return self._heavy is not None
 
     def refresh(self, now: float, namesakes: int) -> None:
         """Notice changes of the state, and subscribe to what is large only while somebody looks."""
@@ -128,40 +134,34 @@ class Watch:
         key = (*(status.get(name) for name in _STATE), reasons, alive, namesakes)
         if key != self._key or restarted:
             self._key, self.number = key, self._count()
-        explained = str(status.get("explanation", ""))
         kind = f"{status.get('state')} {status.get('stopped_by')} {reasons}"
         if kind != self._seen and status.get("state") in ("holding", "stopped"):
-            self.say(2 if status.get("state") == "stopped" else 1, explained)
+            self.say(2 if status["state"] == "stopped" else 1, str(status.get("explanation", "")))
         self._seen = kind
-        if (now - self.looked < _LOOKED) != bool(self._heavy):
-            self._look(not self._heavy)
+        if (now - self.looked < _LOOKED) != self.is_looked_at:
+            self._look(not self.is_looked_at)
 
     def _look(self, looks: bool) -> None:
         if looks:
             text, topic = self._graph.message("std_msgs/msg/String"), f"{self.remote.name}/view"
-            self._heavy = [self._node.create_subscription(text, topic, self._on_view, self._graph.qos("state"))]
+            self._heavy = self._node.create_subscription(text, topic, self._on_view, self._graph.qos("state"))
         else:
-            for subscription in self._heavy:
-                self._node.destroy_subscription(subscription)
-            self._heavy, self._view = [], {}
+            self._node.destroy_subscription(self._heavy)
+            self._heavy, self._view = None, {}
             self.images.close()
 
     def shown(self, now: float, namesakes: int) -> dict[str, Any]:
         """Return what a page shows of this node."""
-        status, parts = self.remote.status, self._parts.parts
+        status = self.remote.status
         stopped = {status["stopped_by"]: status.get("detail", "")} if status.get("stopped_by") else {}
+        kinds = {"stop": stopped, "block": status.get("blocks", {}), "hold": status.get("holds", {})}
         reasons = [
             {**describe_reason(name, one_line(str(detail), _LONGEST)), "kind": kind}
-            for kind, named in (
-                ("stop", stopped),
-                ("block", status.get("blocks", {})),
-                ("hold", status.get("holds", {})),
-            )
+            for kind, named in kinds.items()
             for name, detail in named.items()
         ]
         recording = self._recorder.parts.get("recording")
         is_fresh = now - (self._recorder.received_at or -1e9) < SILENT
-        counts = Counter(label for _, label in self._labels)
         return {
             "name": self.remote.name,
             "number": self.number,
@@ -170,13 +170,10 @@ class Watch:
             **{name: status.get(name, "") for name in (*_STATE, "explanation", "instruction")},
             "reasons": reasons,
             "collision": status.get("collision", {}),
-            "guard": status.get("guard", {}),
-            "frames": status.get("frames", {}),
             "minute": list(self._minute),
-            "parts": {name: [level, text] for name, (level, text, _) in parts.items()},
             "view": self._view,
             "images": self.images.names,
-            "episode": {**self._episode, "labels": list(self._labels), "counts": counts},
+            "episode": {**self._episode, "labels": list(self._labels)},
             "recording": [*recording[:2], recording[2].get("bag", "")] if recording and is_fresh else None,
             "lines": list(self._lines),
         }

@@ -143,7 +143,8 @@ def _episodes(arguments: argparse.Namespace, config: Config, alive: Callable[[],
         graph = stack.enter_context(open_graph(config.node.backend, (), config.node.log_level))
         cameras = table.cameras if arguments.wrist_camera else table.cameras[:1]
         clock, timeout = WALL if arguments.real_time else LOCKSTEP, arguments.step_timeout
-        port = GraphPort(graph, config.arms, clock, cameras=cameras, timeout=timeout, alive=alive, tap=recorder)
+        options = {"cameras": cameras, "timeout": timeout, "alive": alive, "patient": arguments.console}
+        port = GraphPort(graph, config.arms, clock, **options, tap=recorder)
         _header(config, f"ROS domain {os.environ.get('ROS_DOMAIN_ID', '0')}, {graph.backend}")
         with _CONSOLE.status("waiting for the policy node"):
             port.wait_for_policy(arguments.start_timeout)

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over its DevTools protocol."""
+"""A headless Chromium, driven over its DevTools protocol: for the tests and the benchmark of the console."""
 
 from __future__ import annotations
 
