@@ -36,7 +36,11 @@ class Console:
         command = [sys.executable, "-m", "vla_ros.cli", "console", "--port", "0", "--backend", "dds", *words]
         with log.open("w") as output:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        wait(lambda: "token=" in self.text or self.process.poll() is not None, what=lambda: self.text)
+        try:
+            wait(lambda: "token=" in self.text or self.process.poll() is not None, 60.0, lambda: self.text)
+        except AssertionError:
+            self.process.kill()
+            raise
         found = re.search(r"(https?://([\w.]+:\d+)/)\?token=(\S+)", self.text)
         assert found, self.text
         self.base, self.host, self.token = found[1], found[2], found[3]

@@ -113,8 +113,10 @@ class Desk:
             raise RequestRefusedError("the state has changed since: look, and ask again")
         if do == "press":
             self._press = request.text, number, now
-        elif do in HELD and not (press and press[:2] == (do, number) and HOLD <= now - press[2] <= _LONGEST):
+        elif do in HELD and not (press and press[0] == do and HOLD <= now - press[2] <= _LONGEST):
             raise RequestRefusedError("press the button, and hold it")
+        elif do in HELD and press and press[1] != number:
+            raise RequestRefusedError("the state has changed since the press: look, and ask again")
         return shown[1] + VALID
 
 

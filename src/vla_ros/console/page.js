@@ -154,6 +154,7 @@ const isDead = () => whyDead() !== null;
 function look() {
   const why = whyDead();
   document.body.dataset.state = why ? "lost" : page.view.state;
+  $("nodes").hidden = why && why[0] !== "Node lost";
   if (!why) return;
   letGo();
   fuse.currentTime = 0;

@@ -41,6 +41,7 @@ class Act:
     node: str  # full name
     origin: str  # for the log
     until: float = float("inf")  # monotonic, s; void afterwards
+    refused: str = ""  # why it does not count, only for the log
 
 
 class Panel:
@@ -78,19 +79,15 @@ class Panel:
     # From other threads
 
     def ask(self, act: Act) -> None:
-        """Have ``act`` done; raises VlaRosError if too many wait."""
+        """Have ``act`` done, or logged if it was refused; too many that wait are dropped, but for stops."""
         try:
             if act.request.do == "stop":
                 self._stops.append(act)
             else:
                 self._asked.put_nowait(act)
         except queue.Full:
-            raise VlaRosError("too many requests wait; try again") from None
+            logger.warning("%s: %d requests wait; dropped %s", act.origin, _WAITING, act.request.do)
         self._graph.wake()
-
-    def refuse(self, act: Act, why: str) -> None:
-        """Log a request that does not count."""
-        self._log(act, f"refused: {why}")
 
     def look_at(self, name: str) -> None:
         """A page shows this node, so that its images and joints are wanted."""
@@ -114,7 +111,7 @@ class Panel:
             try:
                 self._do(act)
             except VlaRosError as error:
-                self.refuse(act, str(error))
+                self._log(act, f"refused: {error}")
         self._collect(now)
         if now - self._looked > _LOOK:
             self._looked = now
@@ -158,8 +155,8 @@ class Panel:
 
     def _do(self, act: Act) -> None:
         request, watch = act.request, self._watches.get(act.node)
-        if watch is None:
-            raise VlaRosError("this node was not found")
+        if act.refused or watch is None:
+            raise VlaRosError(act.refused or "this node was not found")
         remote, do, text = watch.remote, request.do, request.text
         if time.monotonic() > act.until:
             raise VlaRosError("too late: this request has waited for too long")

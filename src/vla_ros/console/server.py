@@ -181,7 +181,7 @@ class Page:
             if request.do not in ("press", "release"):
                 self._panel.ask(Act(request, name, self._origin, until))
         except VlaRosError as error:
-            self._panel.refuse(Act(request, name, self._origin), str(error))
+            self._panel.ask(Act(request, name, self._origin, refused=str(error)))
 
     def _look(self, text: str) -> None:
         """Take what a page has shown, and the node that it wants to show; ignore anything else."""
