@@ -21,7 +21,7 @@ _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0",
 )  # fmt: skip
-_PATIENCE = 30.0
+_PATIENCE = 60.0
 KEYS = {"Escape": ("Escape", 27, ""), " ": ("Space", 32, " "), "Enter": ("Enter", 13, "\r"), "Tab": ("Tab", 9, "")}
 
 

@@ -35,7 +35,7 @@ class Client:
         self.socket, self.id = socket, 0
         self.beat, self.view = "", dict[str, Any]()
 
-    def look(self, until: Any = lambda view: True, patience: float = 20.0) -> dict[str, Any]:
+    def look(self, until: Any = lambda view: True, patience: float = 60.0) -> dict[str, Any]:
         """Receive until a view satisfies ``until``; newer ones that wait are taken first."""
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
@@ -317,7 +317,7 @@ def test_a_console_that_is_killed_hangs_or_is_not_read_changes_nothing_at_the_no
         os.kill(served.process.pid, signal.SIGSTOP)
     before, statuses = len(robot.commands), len(robot.statuses)
     try:
-        robot.until(lambda: len(robot.commands) > before + 60 and len(robot.statuses) > statuses + 2)
+        robot.until(lambda: len(robot.commands) > before + 20 and len(robot.statuses) > statuses + 2, patience=60.0)
         assert node.safety.state in (State.ARMED, State.HOLDING)
         assert main(["stop", "--backend", "dds"]) == 0, "another way to stop is not kept waiting"
     finally:
