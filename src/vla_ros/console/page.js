@@ -130,7 +130,7 @@ function onView(data) {
   page.behind = now - 1000 * at - page.least;
   if (!page.greeted || page.tries) $("connected").textContent = page.tries ? "connected again" : "connected";
   Object.assign(page, { tries: 0, greeted: true });
-  send({ seen: document.hidden ? "" : beat, node: page.node });
+  send({ seen: beat, images: !document.hidden, node: page.node });
   if (page.held && page.held.number !== view?.number) letGo();
   look();
   if (view) draw(view);

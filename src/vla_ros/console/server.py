@@ -26,7 +26,7 @@ from vla_ros.errors import VlaRosError, one_line
 logger = logging.getLogger(__name__)
 
 _PERIOD, _STEP = 0.1, 0.02  # s between two views, and between looks for a change of the state
-_SLOW = 0.5  # s after which the next view is sent to a page that has not taken the last one
+_TAKES = 10.0  # s after which a page that has not taken a view is disconnected
 _IMAGES = 0.2  # s between two images of a topic
 _SEND = 2.0  # s in which a page must take a message
 _PAGES, _MESSAGES = 8, 100  # connections at a time; messages of each within a second
@@ -102,7 +102,7 @@ class Page:
 
     def __init__(self, socket: WebSocket, panel: Panel, origin: str) -> None:
         self._socket, self._panel, self._origin = socket, panel, origin
-        self._desk, self._node, self._seen = Desk(time.monotonic), "", ""
+        self._desk, self._node, self._seen, self._sees = Desk(time.monotonic), "", "", False
         self._received: list[float] = []
 
     async def serve(self) -> None:
@@ -132,17 +132,18 @@ class Page:
             number, view = self._panel.views.get(name, (0, ""))
             beat = self._desk.show(number)
             await self._put(f'{{"beat": "{beat}", "at": {time.monotonic():.3f}, "view": {view or "null"}}}')
-            if self._desk.lag(self._seen) < _SLOW:
-                await self._send_images(name, images)
             await self._wait(beat, name, number)
+            if self._sees:
+                await self._send_images(name, images)
 
     async def _wait(self, beat: str, name: str, number: int) -> None:
-        """Wait until the state has changed or it is time, and the page has taken this view or is slow."""
-        while (lag := self._desk.lag(beat)) < _SLOW:
+        """Wait until the state has changed or it is time, and the page has taken this view: none waits for it."""
+        while (lag := self._desk.lag(beat)) < _TAKES:
             changed = self._panel.views.get(name, (0, ""))[0] != number
             if self._seen == beat and (changed or lag > _PERIOD):
                 return
             await asyncio.sleep(_STEP)
+        raise TimeoutError(f"{self._origin} does not take what it is shown")
 
     async def _send_images(self, name: str, sent: dict[str, tuple[int, float]]) -> None:
         source, now = self._panel.images(name), time.monotonic()
@@ -187,7 +188,7 @@ class Page:
         """Take what a page has shown, and the node that it wants to show; ignore anything else."""
         try:
             said: Any = json.loads(text)
-            self._seen = str(said["seen"])[:100]
+            self._seen, self._sees = str(said["seen"])[:100], said.get("images") is True
             if (node := str(said.get("node", ""))) in self._panel.views:
                 self._node = node
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
