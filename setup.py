@@ -23,6 +23,7 @@ LEROBOT = ["lerobot>=0.6.1,<0.7; python_version >= '3.12'"]  # 0.7 is announced 
 METRICS = ["prometheus-client>=0.9"]  # 0.9 is what Ubuntu 22.04 has
 REMOTE = ["websockets>=15", "msgpack>=1.1", "pyzmq>=26"]  # 15 is the first whose blocking client sends pings
 SERVE = ["websockets>=15", "msgpack>=1.1", *METRICS]
+CONSOLE = ["uvicorn>=0.35", "starlette>=0.46", "websockets>=15"]
 RAY = ["ray[serve]>=2.40", *SERVE]
 TRAIN = [
     "accelerate>=1.2",
@@ -54,7 +55,7 @@ DEV = [
 ENVIRONMENT = Path(os.environ.get("VIRTUAL_ENV", sys.prefix)) / "bin" / "python"
 INTERPRETER = str(ENVIRONMENT) if ENVIRONMENT.exists() else sys.executable
 
-ALL = [*DDS, *VISION, *KINEMATICS, *SIM, *OPENVLA, *REPLAY, *METRICS, *REMOTE, *SERVE, *EXPORT]
+ALL = [*DDS, *VISION, *KINEMATICS, *SIM, *OPENVLA, *REPLAY, *METRICS, *REMOTE, *SERVE, *CONSOLE, *EXPORT]
 
 setup(
     name=NAME,
@@ -70,7 +71,13 @@ setup(
     package_dir={"": "src"},
     packages=find_packages("src"),
     package_data={
-        NAME: ["py.typed", "config/presets/*.yaml", "kinematics/*.urdf", "middleware/templates/*"],
+        NAME: [
+            "py.typed",
+            "config/presets/*.yaml",
+            "kinematics/*.urdf",
+            "middleware/templates/*",
+            "console/page.*",
+        ],
         "vla_ros_models": ["py.typed", "*/demo_checkpoint/*"],
         "vla_ros_lab": ["py.typed", "eval/*.yaml", "report/*.css", "sim/assets/*"],
     },
@@ -96,6 +103,7 @@ setup(
         "metrics": METRICS,
         "remote": REMOTE,
         "serve": SERVE,
+        "console": CONSOLE,
         "ray": RAY,
         "bench": BENCH,
         "dev": DEV,

@@ -12,7 +12,7 @@ The launch ends with the demo. The node arms itself, because the arm is simulate
 from launch.actions import OpaqueFunction
 
 from launch import LaunchContext, LaunchDescription
-from vla_ros.launching.arguments import MIDDLEWARE, POLICY, Argument, declare_arguments
+from vla_ros.launching.arguments import CONSOLE, MIDDLEWARE, POLICY, Argument, declare_arguments
 from vla_ros_lab.launches import demo
 
 DEMO = (
@@ -26,6 +26,7 @@ DEMO = (
     Argument("report", "", "Write a self-contained HTML report to this file"),
     Argument("json", "", "Write the figures to this file"),
     Argument("record", "", "Record a rosbag2 bag (MCAP) to this folder"),
+    *CONSOLE,
 )
 
 

@@ -116,7 +116,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 ONE_BY_ONE = {
-    "nodes": ("node", "test_security.py"),
+    "nodes": ("node", "console", "test_security.py"),
     "real time": ("graph", "replay", "ros", "serve", "tools/faults"),
     "lockstep": ("sim",),
 }

@@ -56,6 +56,8 @@ EXTRAS = {
     "tokenizers": "openvla",
     "torch": "openvla",
     "websockets": "serve",
+    "starlette": "console",
+    "uvicorn": "console",
     "zmq": "remote",
 }
 """Optional libraries by their import names, and the extra of setup.py that installs each."""

@@ -13,11 +13,10 @@ from launch.events.process import SignalProcess
 from launch import Action, LaunchContext
 from vla_ros.config import Config, node_topics
 from vla_ros.errors import VlaRosError
-from vla_ros.graph.launcher import launched
 from vla_ros.launching.arguments import given_file, node_name, node_options, overrides, value
 from vla_ros.launching.ending import ends_with_launch, interrupted_with_launch, shut_down_with
 from vla_ros.launching.middleware import middleware
-from vla_ros.launching.node import interpreter, policy_node
+from vla_ros.launching.node import policy_node, vla_ros
 from vla_ros.middleware.profiles import FrameLoad
 
 READY = b"is ready"
@@ -25,12 +24,6 @@ READY = b"is ready"
 
 RECORDING = b"Subscribed to topic"
 """Part of the line that `ros2 bag record` logs when it is connected to the node."""
-
-
-def _vla_ros(context: LaunchContext, *arguments: str, **more: Any) -> ExecuteProcess:
-    python = interpreter(context)
-    command = [*python, "-m", "vla_ros.cli", *arguments] if python else ["vla-ros", *arguments]
-    return ends_with_launch(ExecuteProcess(cmd=command, output="screen", additional_env=launched(), **more))
 
 
 def _bag(verb: str, *arguments: str, output: str) -> ExecuteProcess:
@@ -55,7 +48,7 @@ def demo(context: LaunchContext, names: Sequence[str]) -> list[Action]:
         options = plan_demo(parse(*arguments))
     except VlaRosError as error:
         raise RuntimeError(str(error)) from None
-    simulation = _vla_ros(context, "demo", *arguments, name="demo", on_exit=shut_down_with("the demo"))
+    simulation = vla_ros(context, "demo", *arguments, name="demo", on_exit=shut_down_with("the demo"))
     node = policy_node(context, options.files, options.assignments, on_exit=shut_down_with("the policy node"))
     return [*middleware(context, FrameLoad.of(options.config)), node, simulation]
 
@@ -81,7 +74,7 @@ def replay(context: LaunchContext) -> list[Action]:
     # The delay is for discovery, because lost frames are not sent again.
     rates = ("--clock", "100", "--delay", "3", "--rate", value(context, "rate"))
     play = _bag("play", str(bag), *rates, "--topics", *_inputs(config, name), output="screen")
-    report = _vla_ros(context, "replay", str(bag), *_report_arguments(context, output), name="report")
+    report = vla_ros(context, "replay", str(bag), *_report_arguments(context, output), name="report")
     complete = False  # the whole bag was played
 
     def on_recorded(event: Any, recorded: LaunchContext) -> None:

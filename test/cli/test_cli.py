@@ -48,6 +48,8 @@ def without(libraries: str, *words: str) -> subprocess.CompletedProcess[str]:
         ("pyarrow", "export", ("export", BAG, "--output", "out", "--config", "demo")),
         ("msgpack", "serve", ("eval", "table", "--policy", "hold")),
         ("msgpack", "serve", ("serve", "--policy", "hold")),
+        ("uvicorn", "console", ("console", "--port", "0")),
+        ("starlette", "console", ("console", "--port", "0")),
         ("safetensors", "openvla", ("convert", "demo", "--output", "out")),
         ("torch", "openvla", ("tune", "--checkpoint", "demo")),
         ("torch", "openvla", ("bench", "--checkpoint", "demo")),
@@ -65,7 +67,7 @@ def test_a_missing_library_is_named_with_its_extra(library: str, extra: str, wor
     assert f"pip install 'vla_ros[{extra}]'" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["eval", "replay", "export", "record", "serve", "demo", "run"])
+@pytest.mark.parametrize("command", ["eval", "replay", "export", "record", "serve", "demo", "run", "console"])
 def test_help_needs_no_extra(command: str) -> None:
     done = without(",".join(EXTRAS), command, "--help")
     assert done.returncode == 0, done.stderr

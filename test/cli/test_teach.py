@@ -76,7 +76,8 @@ class Watch:
     [
         ("autonomous", " ", ("pause", None)),
         ("correcting", " ", ("pause", None)),
-        ("paused", " ", ("takeover", False)),
+        ("paused", " ", ("pause", None)),
+        ("paused", "c", ("takeover", False)),
         ("autonomous", "\t", ("takeover", True)),
         ("paused", "\t", ("takeover", True)),
         ("correcting", "\t", ("pause", None)),
@@ -94,10 +95,11 @@ def test_each_key(mode: str, key: str, does: Any) -> None:
 
 def test_a_key_that_is_held_down_counts_once_and_what_is_unknown_pauses() -> None:
     watch = Watch("paused")
-    assert watch.press("     ", after=0.4) == [("takeover", False)], "the policy continues once"
+    assert watch.press("ccccc", after=0.4) == [("takeover", False)], "the policy continues once"
     watch.is_in("autonomous")
     assert watch.press("  ", after=0.1) == [("pause", None)] * 2
     watch.is_in("paused")
+    assert watch.press("   ") == [("pause", None)] * 3, "space never lets the policy continue"
     assert watch.press(" ", after=10.0) == [("pause", None)], "the status is old"
     assert watch.press("x\n") == []
 

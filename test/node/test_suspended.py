@@ -102,3 +102,26 @@ def wait_until_stopped(process: int) -> None:
             return
         time.sleep(0.005)
     raise AssertionError(f"not suspended: {states}")
+
+
+def test_a_request_to_arm_that_waited_while_the_process_slept_is_void(robot, start) -> None:
+    node = start("-p", "policy.instruction:=go on")
+    kind = robot.graph.service("std_srvs/srv/SetBool")
+    client = robot.node.create_client(kind, "/vla_policy/enable")
+    robot.until(lambda: client.service_is_ready() and robot.status, robot.send_frame)
+
+    def ask() -> Any:
+        future = client.call_async(kind.Request(data=True))
+        robot.until(future.done, robot.send_frame)
+        return future.result()
+
+    node.signal(signal.SIGSTOP)
+    wait_until_stopped(node.process.pid)
+    waits = client.call_async(kind.Request(data=True))
+    time.sleep(1.2)  # the process sleeps
+    node.signal(signal.SIGCONT)
+    robot.until(waits.done, robot.send_frame)
+    assert not waits.result().success
+    assert "this request may be old" in waits.result().message
+    robot.until(lambda: ask().success, robot.send_frame)
+    robot.until(lambda: robot.status["state"] in ("armed", "holding"), robot.send_frame)

@@ -16,6 +16,7 @@ HOUSE = House(
         "disarm": SubCommand("vla_ros.cli.operate", "disarm every node"),
         "reset": SubCommand("vla_ros.cli.operate", "end a node's stop"),
         "instruct": SubCommand("vla_ros.cli.operate", "give a node another instruction"),
+        "console": SubCommand("vla_ros.console.cli", "operate nodes in the browser"),
         "top": SubCommand("vla_ros.cli.top", "watch a running policy node in the terminal"),
         "teach": SubCommand("vla_ros.cli.teach", "take over by keyboard, and label episodes"),
         "doctor": SubCommand("vla_ros.cli.doctor", "show what is installed, what is wrong and what fixes it"),

@@ -12,6 +12,7 @@ A node is found by its services; ROS_DOMAIN_ID and the discovery range must be t
 
 import argparse
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -23,25 +24,32 @@ from vla_ros.errors import VlaRosError, one_line
 EVERY = ("status", "stop", "disarm")
 """Commands that reach all nodes; the others need one."""
 
-_SET_BOOL = "std_srvs/srv/SetBool"
+_SET_BOOL, _TRIGGER = "std_srvs/srv/SetBool", "std_srvs/srv/Trigger"
+_SERVICES = {"enable": _SET_BOOL, "reset": _TRIGGER, "takeover": _SET_BOOL, "pause": _TRIGGER}
 _SETTLE = 1.0  # s after the last new node within which another one may be found
 _CONFIRM = 2.0  # s for a node to answer
 
 
 class RemoteNode:
-    """A policy node, seen from outside: its ``~/status``, services and topics. Used on the thread that spins."""
+    """A policy node, seen from outside: its ``~/status``, services and topics. Used on the thread that spins.
 
-    def __init__(self, graph: Any, node: Any, name: str) -> None:
-        self.name, self.status, self._graph, self._node = name, dict[str, Any](), graph, node
+    ``heard`` is when the newest status arrived (monotonic, s). ``status_qos`` names the subscription's profile.
+    """
+
+    def __init__(self, graph: Any, node: Any, name: str, status_qos: str = "instruction") -> None:
+        self.name, self.status, self.heard = name, dict[str, Any](), -math.inf
+        self._graph, self._node = graph, node
+        self._instruction: Any = None  # its publisher
         self._text, qos = graph.message("std_msgs/msg/String"), graph.qos
-        self._triggers = {"enable": graph.service(_SET_BOOL), "reset": graph.service("std_srvs/srv/Trigger")}
-        self._clients = {key: node.create_client(kind, f"{name}/{key}") for key, kind in self._triggers.items()}
+        self._kinds = {key: graph.service(kind) for key, kind in _SERVICES.items()}
+        self._clients = {key: node.create_client(kind, f"{name}/{key}") for key, kind in self._kinds.items()}
         self._stop = node.create_publisher(graph.message("std_msgs/msg/Bool"), f"{name}/stop", qos("request"))
-        node.create_subscription(self._text, f"{name}/status", self._on_status, qos("instruction"))
+        node.create_subscription(self._text, f"{name}/status", self._on_status, qos(status_qos))
 
     def _on_status(self, message: Any) -> None:
-        status = json.loads(message.data)
-        self.status = status if isinstance(status, dict) else {}
+        status = json.loads(message.data, parse_constant=lambda _: None)
+        if isinstance(status, dict):
+            self.status, self.heard = status, time.monotonic()
 
     @property
     def hears_stop(self) -> bool:
@@ -50,20 +58,23 @@ class RemoteNode:
     @property
     def hears(self) -> bool:
         """True once the node's stop and services have been discovered."""
-        return self.hears_stop and all(client.service_is_ready() for client in self._clients.values())
+        return self.hears_stop and self.serves("enable") and self.serves("reset")
+
+    def serves(self, service: str) -> bool:
+        return bool(self._clients[service].service_is_ready())
 
     def stop(self) -> None:
         self._stop.publish(self._graph.message("std_msgs/msg/Bool")(data=True))
 
     def instruct(self, text: str) -> None:
-        publisher = self._node.create_publisher(
-            self._text, f"{self.name}/instruction", self._graph.qos("instruction")
-        )
-        publisher.publish(self._text(data=text))
+        if self._instruction is None:
+            topic, qos = f"{self.name}/instruction", self._graph.qos("instruction")
+            self._instruction = self._node.create_publisher(self._text, topic, qos)
+        self._instruction.publish(self._text(data=text))
 
     def call(self, service: str, **fields: Any) -> Any:
-        """Call ``enable`` or ``reset``; return the future of its answer."""
-        return self._clients[service].call_async(self._triggers[service].Request(**fields))
+        """Call ``enable``, ``reset``, ``takeover`` or ``pause``; return the future of its answer."""
+        return self._clients[service].call_async(self._kinds[service].Request(**fields))
 
     def describe(self) -> str:
         said = self.status or {"explanation": "no status yet"}
@@ -72,26 +83,27 @@ class RemoteNode:
 
 
 class Operator:
-    """Finds the nodes of a graph, and operates them."""
+    """Finds the nodes of a graph, and operates them; ``name`` is its own node, ``options`` are a RemoteNode's."""
 
-    def __init__(self, graph: Any, wanted: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, graph: Any, wanted: str = "", name: str = "vla_operator", **options: str) -> None:
         self.nodes: dict[str, RemoteNode] = {}
-        self._graph, self._wanted, self._clock = graph, wanted, clock
-        self._node = graph.create_node("vla_operator")
-        self._names = Counter[str]()
-        self._last = clock()
+        self.names = Counter[str]()  # how many nodes have a name
+        self._graph, self._wanted, self._clock, self._options = graph, wanted, time.monotonic, options
+        self.node = graph.create_node(name)
+        self._last = self._clock()
 
     def look(self) -> None:
         """Notice the nodes that discovery shows."""
-        pairs = self._node.get_node_names_and_namespaces()
-        self._names = Counter(f"{namespace.rstrip('/')}/{name}" for name, namespace in pairs)
+        pairs = self.node.get_node_names_and_namespaces()
+        self.names = Counter(f"{namespace.rstrip('/')}/{name}" for name, namespace in pairs)
         for name, namespace in pairs:
             full = f"{namespace.rstrip('/')}/{name}"
             if full in self.nodes or self._wanted not in ("", full):
                 continue
-            served = dict(self._node.get_service_names_and_types_by_node(name, namespace))
+            served = dict(self.node.get_service_names_and_types_by_node(name, namespace))
             if _SET_BOOL in served.get(f"{full}/enable", ()):
-                self.nodes[full], self._last = RemoteNode(self._graph, self._node, full), self._clock()
+                found = RemoteNode(self._graph, self.node, full, **self._options)
+                self.nodes[full], self._last = found, self._clock()
 
     def find(
         self, seconds: float, hears: Callable[[RemoteNode], bool], act: Callable[[RemoteNode], object] = id
@@ -128,8 +140,8 @@ class Operator:
         if len(nodes) > 1:
             listed = "".join(f"\n  --node {node.name}" for node in nodes)
             raise VlaRosError(f"found {len(nodes)} nodes; name one:{listed}")
-        if self._names[nodes[0].name] > 1:
-            raise VlaRosError(f"{self._names[nodes[0].name]} nodes are called {nodes[0].name}; end or rename one")
+        if self.names[nodes[0].name] > 1:
+            raise VlaRosError(f"{self.names[nodes[0].name]} nodes are called {nodes[0].name}; end or rename one")
         return nodes[0]
 
     def wait(self, done: Callable[[], Any]) -> bool:

@@ -1,8 +1,9 @@
 """Take over from a policy by keyboard: pause it, correct it, label its episodes.
 
-space: pause; in a pause, let the policy continue    tab: correct with the leader arm or pad; again: pause
-s, f: the episode was a success, a failure           r: discard the episode
-esc: end the episode, pause and leave                Ctrl-C: leave, and change nothing
+space: pause                                  c: let the policy continue
+tab: correct with the leader arm or pad; again: pause
+s, f: the episode was a success, a failure    r: discard the episode
+esc: end the episode, pause and leave         Ctrl-C: leave, and change nothing
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ from vla_ros.errors import VlaRosError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-KEYS = {" ": "pause", "\t": "correct", "s": "success", "f": "failure", "r": "discard", "\x1b": "end"}
+KEYS = {
+    " ": "pause",
+    "c": "continue",
+    "\t": "correct",
+    "s": "success",
+    "f": "failure",
+    "r": "discard",
+    "\x1b": "end",
+}
 LABELS = ("success", "failure", "discard", "end")
 _STALE = 3.0  # s without ~/status, which is published once a second
 _REPEATS = 0.7  # s; a key that is held down is repeated within this time
@@ -61,13 +70,12 @@ class Teacher:
         """Do what a key says. A key that is held down counts once; pausing always counts."""
         what, now = KEYS.get(key, ""), self._clock()
         repeats, self._pressed[key] = now - self._pressed.get(key, -1e9) < _REPEATS, now
-        pauses = what == "pause" and self.mode != "paused"
-        if not what or (repeats and not pauses):
+        if not what or (repeats and what != "pause"):
             return
         if what in LABELS:
             self._label.publish(self._graph.message("std_msgs/msg/String")(data=what))
             self.ended, self.said = what == "end", f"labelled {what}"
-        elif pauses or (what == "correct" and self.mode == "correcting"):
+        elif what == "pause" or (what == "correct" and self.mode == "correcting"):
             self._call(self._pause, self._trigger.Request())
         else:
             self._call(self._takeover, self._set.Request(data=what == "correct"))

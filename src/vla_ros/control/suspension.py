@@ -57,6 +57,14 @@ class Suspension:
                 self.lasted, self.resumed = now - last, now
                 self.settled = max(self.settled, now + (_REPAIRED if self.lasted > _LONG else _DRAINED))
 
+    @property
+    def void(self) -> str:
+        """Why a request to move that arrives now is refused: it may have waited for over a second; or ""."""
+        self.notice()
+        if self.lasted <= _LONG or self._clock.awake() >= self.settled:
+            return ""
+        return f"refused: the process did not run for {self.lasted:.1f} s, so this request may be old; ask again"
+
     def note_arrival(self, publisher: bytes, stamp: int) -> float:
         """Record a message that arrives now; return when it was published at the earliest, s of ``Clock.awake``.
 

@@ -59,6 +59,7 @@ class Outputs:
         self.gids: Mapping[str, bytes] = self._drivers.gids
         # Velocities that move an arm, by its name, and when they expire (steady clock, s).
         self._standing: Mapping[str, tuple[Command, float]] = {}
+        self.sent: Mapping[str, Command] = {}  # the last command of each arm, by its name
 
     @property
     def subscribers(self) -> tuple[str, int]:
@@ -105,6 +106,7 @@ class Outputs:
                         raise WriteError(f"{write.topic}: {error}", frozenset(sent)) from error
                     sent[command.arm] = command
             finally:
+                self.sent = {**self.sent, **sent}
                 if self._guard is None:
                     self._stand(sent)
 

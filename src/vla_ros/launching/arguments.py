@@ -38,6 +38,8 @@ MIDDLEWARE = (
     Argument("interface", "", "Network interface for Cyclone DDS ('lo' stays on this host); empty: automatic"),
 )
 
+CONSOLE = (Argument("console", "false", "Serve the operator's page; its address is logged", ("true", "false")),)
+
 _OPTIONS = {
     "policy": "policy.name",
     "checkpoint": "policy.checkpoint",

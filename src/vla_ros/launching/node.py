@@ -7,13 +7,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launch.actions import ExecuteProcess
 from launch_ros.actions import Node
 
 from launch import LaunchContext
 from vla_ros.config.loading import parse_assignment
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.launcher import launched
-from vla_ros.launching.arguments import DEFAULT_NODE_NAME, given_file, node_options, overrides, value
+from vla_ros.launching.arguments import (
+    DEFAULT_NODE_NAME,
+    given_file,
+    node_name,
+    node_options,
+    overrides,
+    value,
+)
 from vla_ros.launching.ending import ends_with_launch, interrupted_at_shutdown, shut_down_with
 from vla_ros.launching.middleware import middleware
 from vla_ros.middleware.profiles import FrameLoad
@@ -50,6 +58,13 @@ def policy_node(
     return interrupted_at_shutdown(ends_with_launch(node), context)
 
 
+def vla_ros(context: LaunchContext, *arguments: str, **more: Any) -> ExecuteProcess:
+    """Return a command of ``vla-ros`` that ends with the launch."""
+    python = interpreter(context)
+    command = [*python, "-m", "vla_ros.cli", *arguments] if python else ["vla-ros", *arguments]
+    return ends_with_launch(ExecuteProcess(cmd=command, output="screen", additional_env=launched(), **more))
+
+
 def interpreter(context: LaunchContext, environment: Mapping[str, str] | None = None) -> list[str]:
     """Return the command that runs this package's scripts; empty for the interpreter in their first line.
 
@@ -69,9 +84,12 @@ def interpreter(context: LaunchContext, environment: Mapping[str, str] | None = 
 
 
 def policy(context: LaunchContext) -> list[Any]:
-    """Return the actions of ``policy.launch.py``: middleware, then the node; the launch ends with the node."""
+    """Return the actions of ``policy.launch.py``: middleware, node, console; the launch ends with the node."""
     try:
         frames = FrameLoad.of(node_options(context))
     except VlaRosError as error:
         raise RuntimeError(str(error)) from None
-    return [*middleware(context, frames), policy_node(context, on_exit=shut_down_with("the policy node"))]
+    node = policy_node(context, on_exit=shut_down_with("the policy node"))
+    served = value(context, "console") == "true"
+    console = [vla_ros(context, "console", "--node", node_name(context), name="console")] if served else []
+    return [*middleware(context, frames), node, *console]

@@ -289,6 +289,7 @@ class PolicyNode:
         )
         self._scene = join_collision(self._context, wiring, pipeline.controller.collision)
         outputs = Outputs(self._context, wiring, self._guard and self._guard.open(self._context, wiring))
+        self._telemetry.sent = lambda: outputs.sent
         self._states = states = StateReceiver(self._context, pipeline.controller)
         receiver = FrameReceiver(self._context, self._mailboxes, pipeline.observer)
         self._cameras = receiver.sources
@@ -352,7 +353,7 @@ class PolicyNode:
 
     def _on_enable(self, request: Any, response: Any) -> Any:
         # Every node that receives a call to disarm obeys it.
-        refused = self._ambiguous("~/enable") if request.data else ""
+        refused = (self._ambiguous("~/enable") or self._context.suspension.void) if request.data else ""
         response.success, response.message = (False, refused) if refused else self.enable(bool(request.data))
         return response
 

@@ -74,8 +74,8 @@ class Takeover:
             self._target.publish(to_message(target, "joint_state", self._wiring.graph.message))
 
     def _on_takeover(self, request: Any, response: Any) -> Any:
-        mode = Mode.CORRECTING if request.data else Mode.AUTONOMOUS
-        response.success, response.message = self.request(mode)
+        mode, refused = Mode.CORRECTING if request.data else Mode.AUTONOMOUS, self._context.suspension.void
+        response.success, response.message = (False, refused) if refused else self.request(mode)
         return response
 
     def _on_pause(self, request: Any, response: Any) -> Any:

@@ -36,6 +36,19 @@ def annotate(
     return drawn
 
 
+def beside(drawn: UInt8Array, others: Sequence[UInt8Array]) -> UInt8Array:
+    """Return the policy's other images (uint8 [H, W, 3]) to the right of the first, which is ``drawn``, as high."""
+    import cv2
+
+    height = drawn.shape[0]
+    widths = [round(image.shape[1] * height / image.shape[0]) for image in others]
+    scaled = [
+        cv2.resize(image, (width, height), interpolation=cv2.INTER_NEAREST)
+        for image, width in zip(others, widths, strict=True)
+    ]
+    return np.ascontiguousarray(np.hstack([drawn, *scaled]))
+
+
 def _compass(canvas: UInt8Array, translation: FloatArray) -> None:
     import cv2
 

@@ -12,7 +12,7 @@ from vla_ros.collision.checker import Clearance
 from vla_ros.config import LiveConfig, node_topics
 from vla_ros.config.sections import GRIPPER_ACTIONS
 from vla_ros.contract.spec import PolicySpec
-from vla_ros.control.command import message_type
+from vla_ros.control.command import Command, message_type
 from vla_ros.control.inputs import Inputs
 from vla_ros.control.outcome import FrameOutcome, StepResult
 from vla_ros.control.robot import RobotController
@@ -27,9 +27,11 @@ from vla_ros.telemetry import diagnostics
 from vla_ros.telemetry.frame_trace import FrameTrace
 from vla_ros.telemetry.resources import gpu_memory, process_resources
 from vla_ros.telemetry.stats import Stats
+from vla_ros.types import JointState
 from vla_ros.vision.messages import IMAGE_TYPES, encode_image
 
 _DEBUG_PERIOD = 0.2  # s; the debug image is for people
+_VIEW_PERIOD = 0.1  # s
 
 
 class Telemetry:
@@ -69,8 +71,10 @@ class Telemetry:
         )
         self._status = wiring.teller("std_msgs/msg/String", node_topics.STATUS, "instruction")
         self._debug = wiring.teller("sensor_msgs/msg/Image", node_topics.DEBUG_IMAGE, "diagnostics")
+        self._view = wiring.teller("std_msgs/msg/String", node_topics.VIEW, "state_publisher")
+        self.sent: Callable[[], Mapping[str, Command]] = dict  # each arm's last command; assign it
         self._unsent = ""  # why an action was not published
-        self._debug_wanted = False
+        self._debug_wanted = self._view_wanted = False
         self._to_draw: StepResult | None = None
         self._published: tuple[str, ...] = ()  # state and blocks
         self._answer: Mapping[str, Any] = {}
@@ -84,6 +88,7 @@ class Telemetry:
             self._say_transport()
         wiring.timer(1.0, self._report)
         wiring.timer(_DEBUG_PERIOD, self._draw)
+        wiring.timer(_VIEW_PERIOD, self._show)
 
     # Called by the control loop and the receivers
 
@@ -155,6 +160,7 @@ class Telemetry:
         self._outside_said = outside
         self._diagnose(parts)
         self._debug_wanted = self._debug.get_subscription_count() > 0
+        self._view_wanted = self._view.get_subscription_count() > 0
         self.changed()
 
     def _state_part(self) -> diagnostics.PartStatus:
@@ -175,18 +181,31 @@ class Telemetry:
         step, self._to_draw = self._to_draw, None
         if step is None or step.observation is None:
             return
-        from vla_ros.telemetry.debug_image import annotate
+        from vla_ros.telemetry.debug_image import annotate, beside
 
         config = self._options.current
+        first, *others = (step.observation.images[key] for key in self._spec.image_keys)
         image = annotate(
-            step.observation.images[self._spec.image_keys[0]],
+            first,
             step.observation.instruction,
             step.action,
             self._spec,
             config.control.translation_scale,
             self._safety.explain(),
         )
-        self._debug.publish(encode_image(image, step.stamp, config.camera.keys[0]))
+        self._debug.publish(encode_image(beside(image, others), step.stamp, config.camera.keys[0]))
+
+    def _show(self) -> None:
+        if not self._view_wanted:
+            return
+        config, arms, sent = self._options.current, self._inputs.snapshot.arms, self.sent()
+        content = {
+            "cameras": [self._node.resolve_topic_name(topic) for topic in config.camera.topics],
+            "image_type": IMAGE_TYPES[config.camera.transport],
+            "takeover": config.takeover.input,
+            "arms": {name: _joints(state, sent.get(name)) for name, state in arms.items()},
+        }
+        self._view.publish(self._graph.message("std_msgs/msg/String")(data=json.dumps(content)))
 
     def _counters(self) -> Mapping[str, int]:
         """Return the counters of reasons, of limits that changed a command, and of invalid action tokens."""
@@ -266,3 +285,13 @@ class Telemetry:
             self._logger.info(str(error))
             return
         say(self._logger, f"middleware: {report.summary}", "info" if report.active else "warning")
+
+
+def _joints(state: JointState, command: Command | None) -> Mapping[str, Mapping[str, float]]:
+    """Return an arm's joints: measured, and as last commanded, in rad or m, and rad/s or m/s."""
+    joints = {"measured": dict(zip(state.names, state.positions.tolist(), strict=True))}
+    if command is not None and command.velocities is None:
+        joints["commanded"] = dict(zip(command.names, command.positions.tolist(), strict=True))
+    elif command is not None:
+        joints["velocity"] = dict(command.velocities or {})
+    return joints

@@ -74,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--wrist-camera", action="store_true", help=wrist)
     add("--start-timeout", type=decimal, default=300.0, metavar="S", help="maximum wait for the policy node")
     add("--log", type=Path, metavar="FILE", help="write the policy node's output to this file")
+    add("--console", action="store_true", help="serve the operator's page (vla-ros console) as well")
     add("--attach", action="store_true", help="use a running policy node, as demo.launch.py does")
     controls = parser.add_argument_group("controls", "make the task harder, or show which inputs a policy uses")
     add = controls.add_argument
@@ -130,8 +131,8 @@ def plan_demo(arguments: argparse.Namespace) -> Plan:
         raise ConfigError("--objects 1: --shuffle and --switch-at need at least two objects")
     if arguments.lockstep and arguments.delay_ms:
         raise ConfigError("--delay-ms has no effect with --lockstep, which waits for every command; omit one")
-    if mode_name == "simulated_time" and (arguments.record or arguments.attach):
-        raise ConfigError("--record and --attach need a ROS graph, which simulated time does not use")
+    if mode_name == "simulated_time" and (arguments.record or arguments.attach or arguments.console):
+        raise ConfigError("--record, --attach and --console need a ROS graph, which simulated time does not use")
     if policy or arguments.server:
         model.append(f"policy.name:={'remote' if arguments.server else policy}")
     if arguments.checkpoint:

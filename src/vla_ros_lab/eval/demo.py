@@ -8,6 +8,7 @@ this process, too. The seed of an episode determines the objects on the table an
   vla-ros demo --checkpoint demo-pi --delay-ms 200    the small pi0.5 with the latency of a large one
   vla-ros demo --checkpoint DIR                 your own checkpoint
   vla-ros demo --policy expert                  the scripted expert, which needs no PyTorch
+  vla-ros demo --real-time --console            the same in the browser: watch, stop, arm, take over
   vla-ros demo --policy expert --arms 2 --actions joint_position    the expert moves two arms
   vla-ros demo -p camera.orientation:="[none]"  the failure caused by an upside-down image
 """
@@ -17,6 +18,7 @@ import importlib.util
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -34,7 +36,7 @@ from vla_ros.config import Config
 from vla_ros.config.checkpoints import SHIPPED
 from vla_ros.errors import MissingDependencyError, printable
 from vla_ros.files import read_json_value, save_text
-from vla_ros.graph.launcher import end_with_launcher
+from vla_ros.graph.launcher import end_with_launcher, launched
 from vla_ros_lab.eval import report
 from vla_ros_lab.eval.arguments import CONTROLS, Plan, add_arguments, mode_of, plan_demo
 from vla_ros_lab.eval.command import CommandProcess, private_graph
@@ -88,9 +90,13 @@ def _on_a_graph(arguments: argparse.Namespace, options: Plan) -> _Run:
     """Start the policy node unless one is running, run all episodes, and stop the node."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: the policy node shuts down cleanly
     end_with_launcher()
+    if not arguments.attach:
+        os.environ.update(private_graph(os.environ))
+    if arguments.console:  # it ends with this process
+        command = [sys.executable, "-m", "vla_ros.cli", "console", "--port", "0"]
+        subprocess.Popen(command, stdout=sys.stderr, env={**os.environ, **launched()})
     if arguments.attach:
         return _episodes(arguments, options.config, lambda: True)
-    os.environ.update(private_graph(os.environ))
     with tempfile.TemporaryDirectory(prefix="vla_ros_demo_") as folder:
         log, stats = arguments.log or Path(folder) / "policy.log", Path(folder) / "stats.json"
         words = [word for file in options.files for word in ("--config", str(file))]
@@ -129,7 +135,8 @@ def _episodes(arguments: argparse.Namespace, config: Config, alive: Callable[[],
         graph = stack.enter_context(open_graph(config.node.backend, (), config.node.log_level))
         cameras = table.cameras if arguments.wrist_camera else table.cameras[:1]
         clock, timeout = WALL if arguments.real_time else LOCKSTEP, arguments.step_timeout
-        port = GraphPort(graph, config.arms, clock, cameras=cameras, timeout=timeout, alive=alive, tap=recorder)
+        options = {"cameras": cameras, "timeout": timeout, "alive": alive, "patient": arguments.console}
+        port = GraphPort(graph, config.arms, clock, **options, tap=recorder)
         _header(config, f"ROS domain {os.environ.get('ROS_DOMAIN_ID', '0')}, {graph.backend}")
         with _CONSOLE.status("waiting for the policy node"):
             port.wait_for_policy(arguments.start_timeout)

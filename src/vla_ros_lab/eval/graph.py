@@ -89,13 +89,15 @@ def drivers(arms: Sequence[ArmConfig]) -> tuple[Driver, ...]:
 class PolicyStatus:
     """State of the policy node by its ``~/status``; ``clock`` returns monotonic seconds.
 
+    With ``patient``, somebody may reset and arm the node, and no state is hopeless.
+
     Attributes:
         instruction: The instruction that the node has received.
         dropped: Number of frames that led to no command.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, patient: bool = False) -> None:
+        self._clock, self._patient = clock, patient
         self._state = self._explanation = self.instruction = ""
         self.dropped = 0
         self._received, self._idle = clock(), 0.0
@@ -119,12 +121,12 @@ class PolicyStatus:
     @property
     def stopped(self) -> str:
         """Reason for the stop, which only a person can reset; "" if the node is not stopped."""
-        return self._explanation if self._state == "stopped" else ""
+        return self._explanation if self._state == "stopped" and not self._patient else ""
 
     @property
     def hopeless(self) -> str:
         """Why no command can be expected (stopped, or holding or disarmed for 5 s); otherwise ""."""
-        return self._explanation if self.stopped or self._idle >= _PATIENCE else ""
+        return self._explanation if self.stopped or (self._idle >= _PATIENCE and not self._patient) else ""
 
 
 class GraphPort(Port):
@@ -140,6 +142,7 @@ class GraphPort(Port):
         cameras: Topics of the images to publish.
         timeout: Longest wait for a command, seconds.
         alive: Is False once the policy node has exited.
+        patient: Wait for a person who resets or arms the node.
         tap: Records every message that is sent or received.
 
     Attributes:
@@ -156,11 +159,13 @@ class GraphPort(Port):
         cameras: Sequence[str] = (IMAGE_TOPIC,),
         timeout: float = 30.0,
         alive: Callable[[], bool] = lambda: True,
+        patient: bool = False,
         tap: BagRecorder | None = None,
     ) -> None:
         super().__init__(clock, Clock(), cameras, arms[0].robot.joint_names)
         self._graph, self._timeout, self._alive = graph, timeout, alive
-        self._node, self.policy, self._drivers = graph.create_node(_NODE_NAME), PolicyStatus(), drivers(arms)
+        self._node, self._drivers = graph.create_node(_NODE_NAME), drivers(arms)
+        self.policy = PolicyStatus(patient=patient)
         self._joint_topics = [arm.joint_states for arm in arms]
         published = {
             EPISODE_TOPIC: ("std_msgs/msg/Bool", "instruction"),
