@@ -259,5 +259,5 @@ def _bound(joint: ElementTree.Element) -> None:
 
 def unknown_name(option: str, name: str, known: Collection[str], where: Path) -> ConfigError:
     """Return an error about a name that is not in the URDF ``where``, with the nearest of the names it has."""
-    hint = did_you_mean(name, known, cutoff=0.4) or f"; it has [{listed(known)}]"
+    hint = did_you_mean(name, known) or f"; it has [{listed(known)}]"
     return ConfigError(f"{option}: found '{name}', which {where} does not have{hint}")
