@@ -104,7 +104,7 @@ class PersonSource(ActionSource):
     def __init__(self, options: LiveConfig, clock: Clock, arms: Mapping[str, Arm], policy: RobotController) -> None:
         self._options, self._clock = options, clock
         config = options.current
-        self.input, self.buttons = config.takeover.input, Buttons(config.takeover)
+        self.input, self.buttons = config.takeover.input, Buttons(options)
         led = config.takeover.arm or config.arms[0].name
         fingers = {arm.name: len(arm.names) > len(arm.joint_names) for arm in policy.arms}
         self._arms = [self._input_of(arms[arm.name], arm, led, fingers[arm.name]) for arm in config.arms]
