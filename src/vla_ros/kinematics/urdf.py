@@ -139,7 +139,10 @@ class Urdf:
         return ends[0]
 
     def serial_end(self, base: str) -> str:
-        """Return the last link of the unbranched chain of movable joints below ``base``."""
+        """Return the last link of the unbranched chain of movable joints below ``base``: where it ends or branches.
+
+        It is ``base`` itself if no joint, or several, move below it; a gripper with two fingers is a branch.
+        """
         link = base
         while True:
             rigid = self._fixed_to(link)

@@ -145,7 +145,9 @@ class PolicyNode:
             if not armed:
                 self._logger.error(f"not armed: {why}")
         else:
-            self._logger.info("disarmed: actions are published, no command is sent; call ~/enable to move")
+            self._logger.info(
+                "disarmed: actions are published, no command is sent; call ~/enable to move (vla-ros arm)"
+            )
 
     def deactivate(self) -> bool:
         """Hold and stop inferring; everything stays loaded.
@@ -226,7 +228,7 @@ class PolicyNode:
         if self._gate is not None:
             self._gate.forget_holds()
         if self.safety.reset():
-            return True, "no longer stopped; disarmed: call ~/enable to move"
+            return True, "no longer stopped; disarmed: call ~/enable to move (vla-ros arm)"
         return True, "the node was not stopped; the plan is discarded"
 
     def stop(self, detail: str = "true on the stop topic") -> None:

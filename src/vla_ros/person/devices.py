@@ -128,8 +128,8 @@ class FollowedTopic:
 class Buttons:
     """The buttons of a Joy, with the dead-man button's time. Thread-safe; ``followed`` has the Joy's axes.
 
-    What is down when a Joy is heard for the first time, or again after ``takeover.stale_after``, may be stuck, or in
-    nobody's hand: it counts once it was released.
+    What is down when a Joy is heard for the first time, or again after ``takeover.stale_after``, may be stuck, or
+    in nobody's hand: it counts once it was released.
     """
 
     def __init__(self, options: LiveConfig) -> None:

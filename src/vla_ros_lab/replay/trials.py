@@ -39,10 +39,10 @@ _ImageChange = Callable[[UInt8Array], UInt8Array]
 
 @dataclass(frozen=True)
 class Change:
-    """A setting to try."""
+    """A setting to try on frames that were replayed before."""
 
-    name: str
-    advice: str
+    name: str  # in the report
+    advice: str  # what to do if it helps
     camera: Mapping[str, Any]  # changed options of the section ``camera``
     pixels: _ImageChange | None = None  # applied to every image
 
