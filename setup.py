@@ -40,6 +40,7 @@ TRITON = (
 DEV = [
     *BENCH,
     *TRAIN,
+    "mkdocs>=1.6",  # the site of docs/
     "vla-eval>=0.8",  # drives `vla-ros serve` and `vla-ros eval` from its own side
     TRITON,  # its interpreter and compiler test the kernels without a GPU
     "pytest>=8.3",

@@ -35,7 +35,7 @@ from vla_ros.control.collision import CollisionCheck
 from vla_ros.control.command import Command, lifetime
 from vla_ros.control.reasons import Refused
 from vla_ros.control.robot import RobotController, make_kinematics
-from vla_ros.errors import ConfigError
+from vla_ros.errors import ConfigError, install
 from vla_ros.types import JointState
 
 RATE = 20.0
@@ -60,7 +60,7 @@ def description(name: str) -> str:
         found = [file for file in files("example-robot-data") or [] if str(file).endswith(f"robots/{name}")]
         return str(found[0].locate())
     except (PackageNotFoundError, IndexError):
-        raise SystemExit(f"no {name} in example-robot-data: pip install 'vla_ros[robots]' coacd") from None
+        raise SystemExit(f"no {name} in example-robot-data: {install('robots')} coacd") from None
 
 
 def options(robot: str, output: str) -> Config:

@@ -104,9 +104,9 @@ def test_doctor_names_a_house_that_cannot_be_imported() -> None:
 
 
 def test_a_policy_infers_from_plain_python() -> None:
-    """The example of docs/house-models.md, without a node and without anything that belongs to a graph."""
+    """The first example of docs/python.md, without a node and without anything that belongs to a graph."""
     pytest.importorskip("torch")
-    page = (ROOT / "docs" / "house-models.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     example = page.split("```python\n")[1].split("```")[0]
     assert "(1, 7)" in run(MODELS_NEED_NOT, example)
 

@@ -96,7 +96,8 @@ def test_every_optional_library_has_an_extra_that_installs_it(described: dict[st
 def test_every_extra_that_is_asked_for_exists(described: dict[str, Any]) -> None:
     """In pages, in the Dockerfile and in messages."""
     root = CONFIG.parent
-    pages = [root / "README.md", root / "Dockerfile", root / "Makefile", *root.glob(".ci/*")]
+    pages = [*root.glob("*.md"), *root.glob("*.yml"), root / "Dockerfile", root / "Makefile", *root.glob(".ci/*")]
+    pages += [*root.glob(".github/**/*.y*ml"), *root.glob("launch/*"), *root.glob("config/**/*.yaml")]
     asked = set[str]()
     for path in (*pages, *root.glob("docs/**/*.md"), *(root / "src").rglob("*.py")):
         for listed in re.findall(r"(?:vla_ros|['\" ]\.)\[([a-z, ]+)\]", path.read_text("utf-8")):

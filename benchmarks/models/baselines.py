@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vla_ros.errors import MissingDependencyError
+from vla_ros.errors import MissingDependencyError, install
 from vla_ros.types import IntArray, UInt8Array
 from vla_ros_models.engine import decoder
 from vla_ros_models.engine.ops import Ops, visible
@@ -112,7 +112,7 @@ def _transformers_llama(model: OpenVLAModel) -> Any:
         from transformers import LlamaConfig, LlamaForCausalLM
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
     except ImportError as error:
-        raise MissingDependencyError("the baseline needs transformers: pip install 'vla_ros[bench]'") from error
+        raise MissingDependencyError(f"the baseline needs transformers: {install('bench')}") from error
     llm = model.architecture.llm
     config = LlamaConfig(
         vocab_size=llm.vocab_size,

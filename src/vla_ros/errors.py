@@ -5,10 +5,13 @@ from __future__ import annotations
 import difflib
 import logging
 import re
+import shlex
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 _LONGEST = 4000  # characters of a message
+_ALIKE = 0.6  # share of letters in common
 # Characters that a terminal obeys or that change the order of what it shows, and halves of characters.
 _OBEYED = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _OF_A_LINE, _OF_LINES = re.compile(f"[{_OBEYED}]"), re.compile(f"(?![\n\t])[{_OBEYED}]")
@@ -96,9 +99,22 @@ def missing_library(error: ImportError) -> MissingDependencyError | None:
     if library not in EXTRAS:
         return None
     return MissingDependencyError(
-        f"the library {library} cannot be imported ({error}); "
-        f"install it with: pip install 'vla_ros[{EXTRAS[library]}]'"
+        f"the library {library} cannot be imported ({error}); install it with: {install(EXTRAS[library])}"
     )
+
+
+def install(extra: str) -> str:
+    """Return the command that installs the libraries of an extra of setup.py; it works in any folder.
+
+    The package is on no index, so that its name and an extra would not be found.
+    """
+    try:
+        required = requires("vla_ros") or []
+    except PackageNotFoundError:  # a source tree that is not installed
+        return f"pip install '.[{extra}]' in the repository's folder"
+    own = [line.partition(";") for line in required]
+    libraries = [name.strip() for name, _, marker in own if re.search(rf"extra == ['\"]{extra}['\"]", marker)]
+    return f"pip install {' '.join(map(shlex.quote, dict.fromkeys(libraries)))}"
 
 
 class DeviceLostError(VlaRosError):
@@ -118,9 +134,20 @@ class WriteError(VlaRosError):
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return ``; did you mean 'x'?`` with the closest match in ``known``, or "" if there is none."""
-    near = difflib.get_close_matches(name[:200], list(known), n=1, cutoff=cutoff)
-    return f"; did you mean '{near[0]}'?" if near else ""
+    """Return ``; did you mean 'x'?`` with the closest match in ``known``, or "" if none is close.
+
+    Words that both names have do not make them close: nobody who writes "base_link" means "hand_link".
+    """
+    near = difflib.get_close_matches(name[:200], list(known), n=5, cutoff=cutoff)
+    meant = next((each for each in near if _own_words_are_close(name[:200], each)), None)
+    return f"; did you mean '{meant}'?" if meant is not None else ""
+
+
+def _own_words_are_close(name: str, other: str) -> bool:
+    """Return True if the words that only one of the names has are alike, or one name has no other words."""
+    left, right = (re.findall(r"[A-Za-z]+|\d+|[^\W_]+", text) for text in (name, other))
+    ours, theirs = ("".join(w for w in one if w not in two) for one, two in ((left, right), (right, left)))
+    return not ours or not theirs or difflib.SequenceMatcher(None, ours, theirs).ratio() >= _ALIKE
 
 
 def lfs_pointer(path: Path) -> str:

@@ -3,12 +3,13 @@
 import ctypes
 from collections.abc import Iterator
 
+from vla_ros.errors import install
 from vla_ros.houses import NOTE, WRONG, Finding, House, SubCommand, check_library, installed
 
 
 def examine() -> Iterator[Finding]:
     """Yield what concerns the simulation: MuJoCo, and EGL for its cameras."""
-    yield check_library("MuJoCo", "mujoco", NOTE, "pip install 'vla_ros[sim]' (needed by the demo)")
+    yield check_library("MuJoCo", "mujoco", NOTE, f"{install('sim')} (needed by the demo)")
     yield _egl()
 
 

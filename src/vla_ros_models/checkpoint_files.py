@@ -336,7 +336,7 @@ class Fields(Mapping[str, Any]):
         return len(self._content)
 
     def object(self, key: str) -> Fields:
-        """Return the JSON object ``key``, empty if it is missing or null."""
+        """Return the JSON object ``key``, empty if missing or null; raises CheckpointError for another type."""
         return Fields(self.get(key) or {}, f"{self.where}: {key}", self.advice)
 
     def whole(self, key: str, default: int | None, least: int = 1) -> int:

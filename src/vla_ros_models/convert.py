@@ -85,7 +85,7 @@ def convert(
         raise ConfigError(f"--output {output}: {error.strerror or error}; the folder is incomplete") from error
 
 
-def teachers_tensors(folder: Path) -> dict[str, StoredTensor]:
+def teachers_tensors(folder: Path) -> "dict[str, StoredTensor]":
     """List the tensors of the checkpoint that was distilled into ``folder``, which are its own to the bit."""
     from vla_ros_models.checkpoint_files import TEACHER, read_header, read_manifest
 

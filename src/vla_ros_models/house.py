@@ -5,7 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-from vla_ros.errors import ConfigError
+from vla_ros.errors import ConfigError, install
 from vla_ros.houses import GOOD, NOTE, WRONG, Finding, House, SubCommand, check_library, installed
 from vla_ros_models.engine import tile_store
 
@@ -13,7 +13,7 @@ from vla_ros_models.engine import tile_store
 def examine() -> Iterator[Finding]:
     """Yield what concerns the models: torch, tokenizers, the GPU, the engine and its tiles."""
     for package in ("torch", "tokenizers"):
-        yield check_library(package, package, NOTE, "pip install 'vla_ros[openvla]' (needed by OpenVLA policies)")
+        yield check_library(package, package, NOTE, f"{install('openvla')} (needed by OpenVLA policies)")
     yield from _gpu()
 
 

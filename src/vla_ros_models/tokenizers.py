@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vla_ros.errors import CheckpointError, MissingDependencyError
+from vla_ros.errors import CheckpointError, MissingDependencyError, install
 from vla_ros.files import check_regular
 from vla_ros_models.checkpoint_files import read_fields
 
@@ -43,7 +43,7 @@ def read_tokenizer(path: Path, control: bool = False) -> Tokenizer:
             check_regular(path)
             return _json(path, control) if path.suffix == ".json" else _sentencepiece(path)
     except ImportError as error:
-        raise MissingDependencyError(f"{error.name} is not installed: pip install 'vla_ros[openvla]'") from error
+        raise MissingDependencyError(f"{error.name} is not installed: {install('openvla')}") from error
 
 
 @contextmanager

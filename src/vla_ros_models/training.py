@@ -101,7 +101,7 @@ def masked_mean(error: Tensor, counts: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Tensors of a batch: the base of each family's."""
+    """Tensors of a batch, the base of each family's; the first axis of each tensor is the sample."""
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Self":
         """Return the batch with every tensor changed."""

@@ -59,7 +59,7 @@ TWO = {
         ({"takeover.rate_hz": 30.0}, "takeover.rate_hz: removed; a person's steps have 50 Hz"),
         (
             {"control.rate_hz": "fast"},
-            "control.rate_hz: found 'fast' (str), expected a number from -1 to 1000 (Hz)",
+            "control.rate_hz: found 'fast' (str), expected a number from 0 to 1000 (Hz), or -1",
         ),
         (
             {"policy.instruction": False},
@@ -419,7 +419,7 @@ def test_any_value_is_either_taken_within_its_range_or_refused(values: dict[str,
     for name, value in flatten(config).items():
         option = entries()[name].option
         for item in value if isinstance(value, list) else [value]:
-            assert option.low is None or item >= option.low
+            assert option.low is None or item >= option.low or item == option.unset
             assert option.high is None or item <= option.high
             assert not option.choices or item in option.choices
 

@@ -8,7 +8,9 @@ from vla_ros.config import build, entries
 from vla_ros.control.reasons import Level, Reason
 
 TESTS = Path(__file__).parent
-PAGE = (TESTS.parent.parent / "docs" / "safety.md").read_text(encoding="utf-8")
+DOCS = TESTS.parent.parent / "docs"
+PAGE = (DOCS / "safety.md").read_text(encoding="utf-8")
+PAGES = PAGE + "".join((DOCS / f"{name}.md").read_text("utf-8") for name in ("guard", "collisions", "faults"))
 SECTIONS = {
     Level.STOP: "Reasons to stop",
     Level.HOLD: "Reasons to hold",
@@ -58,15 +60,15 @@ def test_every_condition_has_a_test(section: str) -> None:
 
 
 def test_only_tables_name_tests() -> None:
-    assert [line for line in PAGE.splitlines() if CITATION.search(line) and not line.startswith("| ")] == []
+    assert [line for line in PAGES.splitlines() if CITATION.search(line) and not line.startswith("| ")] == []
 
 
-@pytest.mark.parametrize(("file", "name"), sorted(set(CITATION.findall(PAGE))))
+@pytest.mark.parametrize(("file", "name"), sorted(set(CITATION.findall(PAGES))))
 def test_every_cited_test_exists(file: str, name: str) -> None:
     found = [path.read_text(encoding="utf-8") for path in TESTS.parent.rglob(file)]
     assert any(re.search(rf"^(def |class )?{name}\b", text, re.MULTILINE) for text in found)
 
 
-@pytest.mark.parametrize("option", sorted(set(re.findall(r"`([a-z]+\.[a-z_]+)(?:: [a-z_]+)?`", PAGE))))
+@pytest.mark.parametrize("option", sorted(set(re.findall(r"`([a-z]+\.[a-z_]+)(?:: [a-z_]+)?`", PAGES))))
 def test_every_mentioned_option_exists(option: str) -> None:
     assert option in entries(build({"policy.name": "openvla"}, complete=False))

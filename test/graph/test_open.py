@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from vla_ros.errors import ConfigError, MissingDependencyError
+from vla_ros.errors import ConfigError, MissingDependencyError, install
 from vla_ros.graph import open_graph
 
 
@@ -27,7 +27,7 @@ def test_without_a_backend_the_error_names_both_remedies(monkeypatch):
     monkeypatch.setitem(sys.modules, "cyclonedds.core", None)
     with pytest.raises(MissingDependencyError) as caught:
         open_graph()
-    assert "pip install 'vla_ros[dds]'" in str(caught.value)
+    assert install("dds") in str(caught.value)
     assert "source /opt/ros/" in str(caught.value)
 
 

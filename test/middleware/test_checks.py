@@ -100,7 +100,9 @@ def test_a_missing_profile_file_is_named(host: Path) -> None:
 
 def test_a_missing_or_stopped_roudi_is_named(host: Path) -> None:
     variables = environment(host, "iceoryx")
-    nothing = only_problem(check_profile("iceoryx", FULL_HD, JAZZY, variables | {"PATH": str(host)}))
+    report = check_profile("iceoryx", FULL_HD, JAZZY, variables | {"PATH": str(host)})
+    nothing = only_problem(report)
+    assert report.fatal, "every process would wait for it"
     assert "iox-roudi is not installed" in nothing
     (host / "iox-roudi").touch(mode=0o755)
     stopped = only_problem(check_profile("iceoryx", FULL_HD, JAZZY, variables | {"PATH": str(host)}))

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted_node import vla_ros_run
+from scripted_node import ScriptedPolicy, vla_ros_run
 
 from vla_ros.config import build, load
+from vla_ros.contract.spec import ImageFeature
 from vla_ros.policies.hold import HoldPolicy
 from vla_ros.vision.messages import encode_image
 
@@ -159,6 +160,13 @@ def test_joint_states_of_arm_and_gripper_are_merged(robot, inside) -> None:
     assert robot.says("joint_state_invalid")
 
 
+TWO_CAMERAS = ("camera.topics:=[/camera/image_raw, /wrist/image_raw]", "camera.keys:=[image, wrist]")
+
+
+class WithWrist(ScriptedPolicy):
+    spec = replace(ScriptedPolicy.spec, images=(*ScriptedPolicy.spec.images, ImageFeature("wrist")))
+
+
 def test_with_two_cameras_every_frame_is_counted_and_both_are_watched(robot, inside) -> None:
     graph = robot.graph
     wrist = robot.node.create_publisher(
@@ -170,8 +178,7 @@ def test_with_two_cameras_every_frame_is_counted_and_both_are_watched(robot, ins
         wrist.publish(encode_image(np.zeros((48, 64, 3), np.uint8), stamp, "wrist"))
         robot.send_frame()
 
-    words = ("camera.topics:=[/camera/image_raw, /wrist/image_raw]", "camera.keys:=[image, wrist]")
-    node = inside(*words)
+    node = inside(*TWO_CAMERAS, policy=WithWrist())
     robot.until(lambda: len(robot.commands) > 10, both)
     robot.until(lambda: robot.says("camera_stale (/wrist/image_raw"), robot.send_frame)
     before = len(robot.commands)
@@ -179,6 +186,26 @@ def test_with_two_cameras_every_frame_is_counted_and_both_are_watched(robot, ins
     frames = node.stats.frames()
     waiting = frames["received"] - frames["used"] - sum(frames["dropped"].values())
     assert 0 <= waiting <= 2, f"not one for each camera: {frames}"
+
+
+@pytest.mark.parametrize("keys", ["[image, spare]", "[spare, image]"])
+def test_a_camera_that_the_policy_does_not_use_neither_holds_nor_begins_inferences(robot, inside, keys) -> None:
+    first, second = ("/camera/image_raw", "/spare")[:: 1 if keys.startswith("[image") else -1]
+    node = inside(f"camera.topics:=[{first}, {second}]", f"camera.keys:={keys}")
+    robot.until(lambda: len(robot.commands) > 10, robot.send_frame)  # nobody publishes on /spare
+    assert not [said for _, said in robot.statuses if "/spare" in said["explanation"]]
+    assert node.stats.frames()["received"] > 10
+
+
+def test_a_tip_outside_its_box_is_told(robot, inside) -> None:
+    box = ("limits.workspace_low:=[1.5, -0.1, 0.1]", "limits.workspace_high:=[1.6, 0.1, 0.2]")
+    node = inside(*box)
+    robot.until(lambda: "outside limits.workspace_low [1.5, -0.1, 0.1]" in robot.status.get("explanation", ""),
+                robot.send_frame)  # fmt: skip
+    assert robot.status["explanation"].startswith("armed; the tip of 'arm' is at [")
+    armed, said = node.enable(True)
+    assert armed
+    assert "it can only come back" in said
 
 
 @pytest.mark.causes("camera_stale")

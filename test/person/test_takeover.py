@@ -30,7 +30,7 @@ class Person(LiveLoop):
     def __init__(self, options: dict[str, Any], policy: TimedPolicy | None = None, **more: Any) -> None:
         named = {name.replace(".", "__"): value for name, value in options.items()}
         super().__init__(policy, every(1 / 30, 400), **({"control__rate_hz": 10.0} | named | more))
-        self.follows = True
+        self.follows, self.lost = True, False
         self.publisher, self.stamp = b"hand", 0
         self.lag = self.offset = 0.0  # s: of the messages, and of the publisher's clock
         self.hand: Callable[[], FloatArray | None] = lambda: self.positions
@@ -39,7 +39,8 @@ class Person(LiveLoop):
         self.clock.after(0.0, self._publish)
 
     def _publish(self) -> None:
-        self.say()
+        if not self.lost:
+            self.say()
         self.clock.after(0.02, self._publish)
 
     def say(self) -> None:
@@ -188,6 +189,7 @@ def test_a_released_dead_man_ends_motion_at_once() -> None:
 def test_a_stuck_dead_man_is_bounded() -> None:
     live = Person(JOY, takeover__longest_press=1.0)
     live.correct()
+    live.run(0.1)
     live.pressed = {4}
     live.axes = [0.0, 0.3, 0.0]
     live.run(1.8)
@@ -374,8 +376,8 @@ def test_a_leader_that_was_lost_must_be_brought_to_the_arm_again(lost: str) -> N
 def test_a_joy_that_died_with_a_button_down_does_not_open_the_gripper() -> None:
     joy = {"takeover.joy": "/joy", "takeover.buttons": ["close = 0"]}
     live = led({**LEADER, **joy, "robot.gripper_joint_names": ["finger_left"]})
-    for _ in range(2):
-        live.person.buttons.hear([1], np.zeros(0), live.clock.steady(), b"joy")
+    for down in (0, 1, 1):
+        live.person.buttons.hear([down], np.zeros(0), live.clock.steady(), b"joy")
         live.run(0.1)
     before = live.sent[-1][1].positions[7]
     live.run(0.3)
@@ -396,6 +398,46 @@ def test_what_is_down_in_the_first_message_of_a_joy_was_not_pressed() -> None:
     hear([0, 0], still, 0.3, b"a")
     live.person.begin()
     assert hear([0, 1], still, 0.4, b"b") == (frozenset(), False)
+
+
+@pytest.mark.parametrize("publisher", [b"hand", b"restarted"])
+def test_a_pad_that_comes_back_with_its_dead_man_pressed_moves_nothing(publisher: bytes) -> None:
+    live = Person(JOY)
+    live.run(0.2)
+    live.correct()
+    live.run(0.1)
+    live.pressed, live.axes = {4}, [0.0, 0.5, 0.0]
+    live.run(0.5)
+    assert live.source == PERSON
+    live.lost = True
+    live.run(3.0)
+    assert live.state == ("holding", {Reason.PERSON_STALE})
+    live.lost, live.publisher = False, publisher
+    if publisher != b"hand":
+        live.person.begin()
+    steps = len(live.steps)
+    live.run(1.0)
+    assert len(live.steps) == steps, "it is still pressed, or lies on something"
+    assert live.state == ("holding", {Reason.PERSON_RELEASED})
+    assert "release it, then press it" in live.safety.explain()
+    live.pressed = set()
+    live.run(0.1)
+    live.pressed = {4}
+    live.run(0.3)
+    assert live.source == PERSON
+
+
+@pytest.mark.parametrize(("away", "source"), [(0.05, PERSON), (0.3, NOBODY)])
+def test_a_leader_that_comes_back_must_be_where_the_arm_is(away: float, source: str) -> None:
+    live = led()
+    live.lost = True
+    live.run(3.0)
+    assert live.state == ("holding", {Reason.PERSON_STALE})
+    there = live.positions.copy()
+    live.hand = lambda: there + away + 0.001 * np.sin(9 * live.clock.steady())
+    live.lost = False
+    live.run(0.3)
+    assert live.source == source
 
 
 def test_a_person_s_reason_that_comes_late_does_not_hold_the_policy() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from vla_ros.errors import install
 from vla_ros.graph.names import rcl_reach
 from vla_ros.houses import GOOD, NOTE, WRONG, Finding, check_library, houses, installed
 
@@ -57,8 +58,8 @@ def examine() -> Iterator[Finding]:
     yield from _graph()
     yield check_library("numpy", "numpy", WRONG, "pip install numpy")
     yield check_library("Pinocchio", "pin", WRONG, "pip install pin (needed for deltas of the tip)")
-    yield check_library("mcap", "mcap", NOTE, "pip install 'vla_ros[replay]' (for replay, record and export)")
-    yield check_library("rosbags", "rosbags", NOTE, "pip install 'vla_ros[dds]' (for the embedded DDS, bags)")
+    yield check_library("mcap", "mcap", NOTE, f"{install('replay')} (for replay, record and export)")
+    yield check_library("rosbags", "rosbags", NOTE, f"{install('dds')} (for the embedded DDS, bags)")
     yield from _receive_buffer()
     yield _shared_memory()
     yield from _memory()
@@ -83,7 +84,7 @@ def _graph() -> Iterator[Finding]:
         found = "cyclonedds has no wheel for this Python or processor"
         yield Finding("embedded DDS", found, WRONG, "use ROS 2 (rclpy), or Python 3.10 to 3.13 on x86-64")
     else:
-        yield Finding("embedded DDS", "not installed", WRONG, "pip install 'vla_ros[dds]'")
+        yield Finding("embedded DDS", "not installed", WRONG, install("dds"))
     domain = os.environ.get("ROS_DOMAIN_ID", "0")
     reach = os.environ.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "not set")
     shown = f"discovery range {rcl_reach(os.environ)}" if rclpy else f"ROS_AUTOMATIC_DISCOVERY_RANGE {reach}"

@@ -13,6 +13,7 @@ A node is found by its services; ROS_DOMAIN_ID and the discovery range must be t
 import argparse
 import json
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -129,7 +130,7 @@ class Operator:
             what = f"no node {self._wanted}" if self._wanted else "no policy node"
             raise VlaRosError(
                 f"{what} within {seconds:g} s; is it running, and do both have the same ROS_DOMAIN_ID "
-                "(here: see `vla-ros doctor`)?"
+                f"(here: {os.environ.get('ROS_DOMAIN_ID', '0')}) and reach (`vla-ros doctor` shows both)?"
             )
         if deaf := self.nodes.keys() - heard.keys():
             raise VlaRosError(f"{', '.join(sorted(deaf))} was found, but does not hear; use the emergency stop")

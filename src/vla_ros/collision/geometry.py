@@ -27,8 +27,8 @@ class Body:
     """A link or an obstacle: convex pieces that move with one frame of the tree."""
 
     name: str
-    frame: int
-    pieces: tuple[Piece, ...]
+    frame: int  # index in the tree
+    pieces: tuple[Piece, ...]  # placed in the frame, m
     is_fitted: bool = False  # capsules around the visual elements, because the link has no collision elements
     is_scene: bool = False  # an obstacle
     is_support: bool = False  # an obstacle that fingertips may come near

@@ -16,12 +16,12 @@ _HALF = 0.5  # winding number, above which a point is inside
 
 @dataclass(frozen=True, eq=False)
 class Surface:
-    """The triangles of a mesh in several parts, each with a box around it, in the coordinates of the mesh."""
+    """The triangles of a mesh in several parts, each with a box around it, in the mesh's frame, m."""
 
     parts: tuple[Any, ...]  # models of the collision library, [C]
     low: FloatArray  # [C, 3], of the boxes, m
     high: FloatArray  # [C, 3]
-    triangles: FloatArray  # [N, 3, 3]
+    triangles: FloatArray  # [N, 3, 3], corners, m
     is_closed: bool  # so that it has an inside
 
     def near(self, points: FloatArray, most: float) -> Iterator[tuple[float, Any]]:

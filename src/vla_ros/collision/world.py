@@ -31,7 +31,7 @@ class World:
 
     tree: Tree
     bodies: tuple[Body, ...]
-    pairs: tuple[tuple[int, int], ...]
+    pairs: tuple[tuple[int, int], ...]  # indices in ``bodies``, the smaller one first
     links: Mapping[str, tuple[int, FloatArray]]  # frame, and place [4, 4] in it
     joints: Mapping[str, Mapping[str, int]]  # of each arm: the joints of its URDF, in the tree
     reach: FloatArray  # [J], how far anything that a joint moves is from it, m

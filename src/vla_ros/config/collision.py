@@ -63,7 +63,7 @@ def read_obstacle(text: str, name: str = "") -> Obstacle | None:
 
 @dataclass(frozen=True)
 class CollisionConfig:
-    """Whether commands are checked for collisions, and how near bodies may come; see docs/safety.md."""
+    """Whether commands are checked for collisions, and how near bodies may come; see docs/collisions.md."""
 
     check: bool = option(
         False, "true: no command is sent that would bring the arm too near itself, another arm or an obstacle"

@@ -56,10 +56,6 @@ def _of_cameras(config: Config) -> Iterator[str]:
 def _of_control(config: Config) -> Iterator[str]:
     policy, control = config.policy, config.control
     velocities = [arm.output for arm in config.arms if arm.output in VELOCITY_OUTPUTS]
-    if -1 < control.rate_hz < 0:
-        yield f"control.rate_hz: found {control.rate_hz:g}, expected -1 (the policy's own), 0 or more"
-    if -1 < control.ensemble_decay < 0:
-        yield f"control.ensemble_decay: found {control.ensemble_decay:g}, expected -1 (the checkpoint's), 0 or more"
     if control.rate_hz == 0 and velocities:
         yield f"control.rate_hz: found 0 with {velocities[0]}, which needs the length of a step; set rate_hz"
     found = f"control.command_rate_hz: found {control.command_rate_hz:g} with"

@@ -24,8 +24,9 @@ class ControlConfig:
         "Maximum rate of steps; 0: one step per new frame; -1: the rate at which the policy was trained (stated by "
         "the policy, or else features.rate_hz), or 5 if it is unknown",
         "Hz",
-        -1,
+        0,
         1000,
+        unset=-1,
         live=True,
     )
     command_rate_hz: float = option(
@@ -80,8 +81,9 @@ class ControlConfig:
     ensemble_decay: float = option(
         -1.0,
         "ACT's m: weights are exp(-m i) with i = 0 for the oldest chunk; -1: the checkpoint's, or else 0.01",
-        low=-1,
+        low=0,
         high=100,
+        unset=-1,
     )
     inject_delay_ms: float = option(
         0.0, "Simulation only: additional delay of each inference", "ms", 0, 1e4, live=True

@@ -7,7 +7,7 @@ from vla_ros.config.options import option
 
 @dataclass(frozen=True)
 class GuardConfig:
-    """The guard's process; see docs/safety.md."""
+    """The guard's process; see docs/guard.md."""
 
     process: bool = option(
         False,

@@ -58,9 +58,11 @@ class Entry:
         if self.option.choices:
             kind = "one of " + ", ".join(self.option.choices)
         if self.option.low is not None or self.option.high is not None:
-            kind += f" from {_number(self.option.low)} to {_number(self.option.high)}"
+            kind += f" {_range(self.option.low, self.option.high)}"
         if self.option.unit:
             kind += f" ({self.option.unit})"
+        if self.option.unset is not None:
+            kind += f", or {self.option.unset:g}"
         if self.option.per_camera:
             return f"{kind}; one for all cameras, or a list with one per camera"
         if not self.is_list:
@@ -69,8 +71,10 @@ class Entry:
         return f"a list{sizes}, each item {kind}"
 
 
-def _number(value: float | None) -> str:
-    return "any" if value is None else f"{value:g}"
+def _range(low: float | None, high: float | None) -> str:
+    if low is None:
+        return f"up to {high:g}"
+    return f"from {low:g}" + (" on" if high is None else f" to {high:g}")
 
 
 def entries(config: Config | None = None) -> Mapping[str, Entry]:
@@ -229,7 +233,7 @@ def unknown_option(name: str, config: Config, value: Any = "") -> str:
         found = ", ".join(config.robot.arms) or "none"
         return f"{name}: no such parameter; '{section}' is not one of robot.arms, which are: {found}"
     elsewhere = [other for other in leaves if other.rpartition(".")[2] == leaf]  # right leaf, wrong section
-    hint = did_you_mean(name, leaves, 0.4) or did_you_mean(name, elsewhere, 0.0)
+    hint = did_you_mean(name, leaves) or did_you_mean(name, elsewhere, 0.0)
     return f"{name}: no such parameter{hint or '; `vla-ros config` lists all names'}"
 
 
@@ -258,7 +262,8 @@ def _convert_item(entry: Entry, item: Any, whole: Any) -> Any:
     low, high = entry.option.low, entry.option.high
     if kind in (int, float) and not math.isfinite(item):
         raise _wrong(entry, whole)
-    if (low is not None and item < low) or (high is not None and item > high):
+    outside = (low is not None and item < low) or (high is not None and item > high)
+    if outside and item != entry.option.unset:
         raise _wrong(entry, whole)
     if entry.option.choices and item not in entry.option.choices:
         raise _wrong(entry, whole)

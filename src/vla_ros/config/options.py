@@ -14,6 +14,7 @@ class Option:
     unit: str = ""  # SI unit, or "" for plain numbers and text
     low: float | None = None  # smallest allowed number (for each element of a list); None: no limit
     high: float | None = None  # largest allowed number; None: no limit
+    unset: float | None = None  # a number below the range that stands for another source, such as -1
     choices: tuple[str, ...] = ()  # allowed texts; empty: any
     length: tuple[int, ...] = ()  # allowed lengths of a list; empty: any
     live: bool = False  # True if the value may change while the node runs

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_ros.config.options import AUTO, AutoOptions, PolicyConfig
-from vla_ros.errors import ConfigError, MissingDependencyError, did_you_mean
+from vla_ros.errors import ConfigError, MissingDependencyError, did_you_mean, install
 
 _GROUP = "vla_ros.policies"
 
@@ -101,8 +101,10 @@ def _explained(point: EntryPoint) -> Iterator[None]:
     except ImportError as error:
         package = point.dist.name if point.dist else point.module
         extras = (point.dist.metadata.get_all("Provides-Extra") if point.dist else None) or ()
-        needed = f"{package}[{point.name}]" if point.name in extras else package
+        known = point.name in extras
+        needed = f"{package}[{point.name}]" if known else package
+        command = install(point.name) if known and package == "vla_ros" else f"pip install '{needed}'"
         raise MissingDependencyError(
             f"policy.name: '{point.name}' needs a library that cannot be imported ({error}); "
-            f"install it with: pip install '{needed}'"
+            f"install it with: {command}"
         ) from error

@@ -64,6 +64,16 @@ class Binding:
     rows: tuple[tuple[str, str, str, str], ...]
     config: Config  # the options, with the rate that the policy or the preset states
 
+    @property
+    def lead(self) -> int:
+        """Index in ``camera.topics`` of the camera whose frames begin inferences: the first that is used."""
+        return min(self.cameras.values())
+
+    @property
+    def camera_topics(self) -> tuple[str, ...]:
+        """Topics of the cameras that are used."""
+        return tuple(self.config.camera.topics[index] for index in sorted(self.cameras.values()))
+
     def table(self) -> str:
         """Return the binding as text: one line per component, in aligned columns."""
         rows = (("feature", "what", "size", "from or to"), *self.rows)
@@ -120,7 +130,8 @@ def _bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
     chunk = [("action", "chunk", str(spec.horizon), "actions in a chunk")] if spec.horizon > 1 else []
     actions = _action_rows(columns, arms, config)
     frames = [("frames", "as trained", "", config.features.frames)] if config.features.frames else []
-    rows = (*_image_rows(spec, config, cameras), *_state_rows(states), *chunk, *actions, *frames)
+    images = (*_image_rows(spec, config, cameras), *_unused_rows(config, cameras))
+    rows = (*images, *_state_rows(states), *chunk, *actions, *frames)
     return Binding(spec, cameras, states, columns, rows, config)
 
 
@@ -222,6 +233,12 @@ def _image_rows(spec: PolicySpec, config: Config, cameras: Mapping[str, int]) ->
         camera = config.camera.each[cameras[image.key]]
         turned = "" if camera.orientation == "none" else f", {camera.orientation}"
         yield image.key, "image", _size(image), f"{camera.topic}{turned}{_times(image.delta_timestamps)}"
+
+
+def _unused_rows(config: Config, cameras: Mapping[str, int]) -> _Rows:
+    for index, (key, topic) in enumerate(zip(config.camera.keys, config.camera.topics, strict=True)):
+        if index not in cameras.values():
+            yield key, "image", "", f"{topic}: not used by the policy, and not watched"
 
 
 def _size(image: ImageFeature) -> str:

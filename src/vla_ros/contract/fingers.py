@@ -23,7 +23,7 @@ def check_fingers(arm: Arm) -> None:
     described = set(kinematics.gripper_joints)
     unknown = [name for name in arm.fingers if not kinematics.description.has(name)]
     if unknown and (described or len(unknown) < len(arm.fingers)):
-        hint, path = did_you_mean(unknown[0], described, 0.4), kinematics.description.path
+        hint, path = did_you_mean(unknown[0], described), kinematics.description.path
         raise ConfigError(
             f"{section}.gripper_joint_names: found '{unknown[0]}', which {path} does not have{hint}; its joints "
             f"beyond the arm are {', '.join(sorted(described)) or 'none'}"

@@ -19,6 +19,8 @@ from vla_ros.types import FloatArray
 _UNITS = {"rad": 1.0, "rad/s": 1.0, "deg": math.pi / 180, "deg/s": math.pi / 180}
 _SAME = 1e-9  # rad or m; smaller differences are rounding
 _UNBOUNDED = 1e5  # rad; a joint with a wider range has no limits
+_MOST_TURNS = 4 * math.pi  # rad; what a joint without limits may be at home
+_ROUNDED = 1e-3  # rad or m, by which a number in a file may be beyond its limit
 _CHOOSE = (
     "control.delta_form: choose goal or motion. LIBERO's actions are goals of robosuite's compliant controller: "
     "1.0 is a goal 0.05 m or 0.5 rad ahead, of which the arm covers about a quarter in a step. goal sends these "
@@ -199,6 +201,15 @@ def check_fit(arm: ArmConfig, motion: Motion, kinematics: Kinematics | None, joi
     if arm.robot.home and len(arm.robot.home) != len(joints):
         found = f"{len(arm.robot.home)} numbers, expected one for each of {list(joints)}"
         raise ConfigError(f"{section}.home: found {found}")
+    if kinematics is None or not arm.robot.home:
+        return
+    low, high = kinematics.position_low, kinematics.position_high
+    turning = np.where(high - low < _UNBOUNDED, math.inf, _MOST_TURNS)
+    low, high = np.maximum(low, -turning), np.minimum(high, turning)
+    for name, at, least, most in zip(joints, arm.robot.home, low.tolist(), high.tolist(), strict=True):
+        if not least - _ROUNDED <= at <= most + _ROUNDED:
+            expected = f"expected {least:.4g} to {most:.4g} (radians or metres, {kinematics.description.path})"
+            raise ConfigError(f"{section}.home: found {at:g} for '{name}', {expected}; is it in degrees?")
 
 
 def _all_limited(arm: ArmConfig, part: Component, names: Sequence[str], limits: FloatArray, what: str) -> None:

@@ -1,5 +1,6 @@
 """Commands all arms together: if the command of one arm is refused, none is sent."""
 
+import contextlib
 import math
 import threading
 import time
@@ -254,6 +255,16 @@ class RobotController:
         self._used[arm.name] = None
         held = self._call(arm, arm.hold, self._known.get(arm.name))
         return replace(held, refused=made) if isinstance(held, Command) else held
+
+    def outside_boxes(self, joints: ArmJoints) -> str:
+        """Return which tips are outside their workspace boxes, and where, or ""; an unmeasured arm is left out."""
+        found = []
+        with self._lock:
+            for arm in self.arms:
+                with contextlib.suppress(Refused):
+                    if isinstance(arm, ArmController) and (text := arm.outside_box(of_arm(joints, arm.name))):
+                        found.append(text)
+        return "; ".join(found)
 
     @property
     def is_moving(self) -> bool:

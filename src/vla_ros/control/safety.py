@@ -68,12 +68,17 @@ Listener = Callable[[Event], None]
 
 
 class Safety:
-    """Decides whether the arm may move. Thread-safe; methods wait only during :meth:`sending`."""
+    """Decides whether the arm may move. Thread-safe; methods wait only during :meth:`sending`.
+
+    Attributes:
+        remark: Why an armed arm may stand still though nothing holds it, for :meth:`explain`; "" for no reason.
+    """
 
     def __init__(self, clock: Callable[[], int] = _SYSTEM_CLOCK.ros) -> None:
         self._clock = clock
         self._lock = threading.RLock()
         self._sending = 0  # contexts of sending() that are open; events are delivered after them
+        self.remark = ""
         self._armed = False
         self._armings = 0
         self._interruptions = 0
@@ -311,7 +316,7 @@ class Safety:
             who = "" if self._mode is Mode.AUTONOMOUS else f"{self._mode.value}, "
             if self._state is State.DISARMED:
                 return f"disarmed{'; waiting for: ' + reasons if reasons else ''}"
-            return f"{who}holding: {reasons}" if reasons else f"{who}armed"
+            return f"{who}holding: {reasons}" if reasons else f"{who}armed{self.remark and '; ' + self.remark}"
 
     def reset(self) -> bool:
         """End a stop on a person's request and disarm; return False if the arm was not stopped."""

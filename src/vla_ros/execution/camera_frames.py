@@ -30,11 +30,13 @@ class Frame:
 
 
 class NewestFrames:
-    """Takes frames from the mailboxes of all cameras when the first camera has one. Used from one thread."""
+    """Takes frames from the mailboxes of all cameras when the camera ``lead`` has one. Used from one thread."""
 
-    def __init__(self, context: Context, mailboxes: Sequence[Mailbox[Frame]], limiter: RateLimiter) -> None:
+    def __init__(
+        self, context: Context, mailboxes: Sequence[Mailbox[Frame]], limiter: RateLimiter, lead: int = 0
+    ) -> None:
         self._context, self._limiter = context, limiter
-        self._mailboxes = mailboxes
+        self._mailboxes, self._lead = mailboxes, lead
         self._newest: list[Frame | None] = [None] * len(mailboxes)
         self._unreported: set[int] = set()  # cameras whose newest frame has no outcome yet
 
@@ -44,26 +46,26 @@ class NewestFrames:
         return [frame.data if frame else None for frame in self._newest]
 
     def wait(self, patience: float) -> bool:
-        """Wait up to ``patience`` seconds for a frame of the first camera; return True if there is one."""
-        return self._mailboxes[0].wait(patience)
+        """Wait up to ``patience`` seconds for a frame of the camera ``lead``; return True if there is one."""
+        return self._mailboxes[self._lead].wait(patience)
 
     def take(self, patience: float = 0.0) -> Frame | None:
-        """Take the first camera's waiting frame, and the other cameras' newest frames; None without a frame.
+        """Take the waiting frame of ``lead``, and the other cameras' newest frames; None without a frame.
 
         If the rate limiter waits for the frame after it, that one is taken instead if it arrives in time, at most
         ``patience`` seconds from now.
         """
-        frame = self._mailboxes[0].take()
+        frame = self._mailboxes[self._lead].take()
         if frame is None:
             return None
         now, arrived = self._context.clock.steady(), frame.arrived.steady / 1e9
         wait = min(self._limiter.patience(now, arrived, arrived + frame.interval), patience)
-        if wait > 0 and (newer := self._mailboxes[0].take(wait)) is not None:
+        if wait > 0 and (newer := self._mailboxes[self._lead].take(wait)) is not None:
             self._context.report(frame.outcome(REPLACED))
             frame = newer
-        self._use(0, frame)
-        for index, mailbox in enumerate(self._mailboxes[1:], start=1):
-            if (other := mailbox.take()) is not None:
+        self._use(self._lead, frame)
+        for index, mailbox in enumerate(self._mailboxes):
+            if index != self._lead and (other := mailbox.take()) is not None:
                 self._use(index, other)
         return frame
 
@@ -74,8 +76,8 @@ class NewestFrames:
                 self._context.report(frame.outcome(REPLACED))
 
     def report_unused(self, frame: Frame, reason: Reason, detail: str, *, holds: bool = True) -> None:
-        """Report why the first camera's newest frame led to no command; if not ``holds``, only count the reason."""
-        self._unreported.discard(0)
+        """Report why the newest frame of ``lead`` led to no command; if not ``holds``, only count the reason."""
+        self._unreported.discard(self._lead)
         if not holds:
             self._context.safety.count(reason)
         self._context.report(frame.outcome(reason.value, reason=reason if holds else None, detail=detail))

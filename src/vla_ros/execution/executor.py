@@ -41,6 +41,7 @@ class StepExecutor:
         gate: Lets commands through.
         mode: In which it may move the arms.
         mailboxes: Frames of each camera, if the source needs any.
+        lead: The camera whose frames begin inferences.
 
     Attributes:
         motion: What moves the arms; ``CORRECTING`` is the control loop's.
@@ -59,6 +60,7 @@ class StepExecutor:
         gate: CommandGate,
         mode: Mode = Mode.AUTONOMOUS,
         mailboxes: Sequence[Mailbox[Frame]] = (),
+        lead: int = 0,
     ) -> None:
         self._context, self._source, self._gate, self._mode = context, source, gate, mode
         self._schedule, self._controller = schedule, controller
@@ -72,7 +74,7 @@ class StepExecutor:
         self._held: set[Reason] = set()  # until the next good step
         self._failed: tuple[Refused, Frame] | None = None  # why the arms come to rest and then hold
         self._armings = self._safety.armings  # count when commands last began at the measured positions
-        self.frames = NewestFrames(context, mailboxes, self._limiter)
+        self.frames = NewestFrames(context, mailboxes, self._limiter, lead)
         self.motion = MotionState.IDLE
         self.task = NO_TASK
         self.ended = False

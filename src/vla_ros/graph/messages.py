@@ -15,7 +15,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from vla_ros.errors import MissingDependencyError, VlaRosError
+from vla_ros.errors import MissingDependencyError, VlaRosError, install
 
 try:
     from rosbags.interfaces import Nodetype
@@ -24,7 +24,7 @@ try:
     from rosbags.typesys.base import normalize_fieldname
 except ImportError as error:  # pragma: no cover - the suite runs with rosbags
     raise MissingDependencyError(
-        "message types without ROS need the library rosbags: pip install 'vla_ros[dds]', or source ROS 2"
+        f"message types without ROS need the library rosbags: {install('dds')}, or source ROS 2"
     ) from error
 
 DISTROS = ("humble", "iron", "jazzy", "kilted", "lyrical")

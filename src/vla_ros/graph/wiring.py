@@ -31,7 +31,10 @@ class Wiring:
         self._closers: list[Callable[[], Any]] = []
 
     def publisher(self, type_name: str, topic: str, qos: str) -> Any:
-        """Create a publisher of ``pkg/msg/Type`` with the profile called ``qos``."""
+        """Create a publisher of ``pkg/msg/Type`` with the profile called ``qos`` (:mod:`vla_ros.graph.qos`).
+
+        It is destroyed with this object. Raises VlaRosError if the type is unknown or the name is not valid.
+        """
         publisher = self.node.create_publisher(self.graph.message(type_name), topic, self.graph.qos(qos))
         self.on_close(partial(self.node.destroy_publisher, publisher))
         tap = self.taps.pop(publisher.topic_name, None)
@@ -67,7 +70,10 @@ class Wiring:
     def subscribe_raw(
         self, type_name: str, topic: str, callback: Callable[[Any, Origin], None], qos: str
     ) -> RawSubscription:
-        """Call ``callback`` with each message's CDR bytes and its origin."""
+        """Call ``callback`` with each message's CDR bytes (header included) and its origin, on the graph thread.
+
+        A recorder of :attr:`taps` gets the bytes first. Raises VlaRosError as :meth:`publisher` does.
+        """
         cls, profile = self.graph.message(type_name), self.graph.qos(qos)
         tap = self.taps.pop(self.node.resolve_topic_name(topic), None)
 

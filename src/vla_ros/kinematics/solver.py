@@ -115,7 +115,7 @@ class Kinematics:
             if joint.mimic is not None and joint.mimic.leader not in chain:
                 leader = joint.mimic.leader
                 wrong = "mimics another joint as well" if movable.get(leader) in joints else "is not between them"
-                hint = "" if leader in movable else did_you_mean(leader, movable, 0.4)
+                hint = "" if leader in movable else did_you_mean(leader, movable)
                 raise ConfigError(
                     f"robot.tip_frame: between '{base}' and '{tip_frame}' in {description.path}, joint "
                     f"'{joint.name}' mimics '{leader}', which {wrong}{hint}"

@@ -139,7 +139,10 @@ class Urdf:
         return ends[0]
 
     def serial_end(self, base: str) -> str:
-        """Return the last link of the unbranched chain of movable joints below ``base``."""
+        """Return the last link of the unbranched chain of movable joints below ``base``: where it ends or branches.
+
+        It is ``base`` itself if no joint, or several, move below it; a gripper with two fingers is a branch.
+        """
         link = base
         while True:
             rigid = self._fixed_to(link)
@@ -259,5 +262,5 @@ def _bound(joint: ElementTree.Element) -> None:
 
 def unknown_name(option: str, name: str, known: Collection[str], where: Path) -> ConfigError:
     """Return an error about a name that is not in the URDF ``where``, with the nearest of the names it has."""
-    hint = did_you_mean(name, known, cutoff=0.4) or f"; it has [{listed(known)}]"
+    hint = did_you_mean(name, known) or f"; it has [{listed(known)}]"
     return ConfigError(f"{option}: found '{name}', which {where} does not have{hint}")

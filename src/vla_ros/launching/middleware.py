@@ -25,7 +25,8 @@ from vla_ros.middleware.profiles import (
 def middleware(context: LaunchContext, frames: FrameLoad) -> list[Any]:
     """Set the environment of later actions, start the daemon, and log whether the profile is active.
 
-    Raises RuntimeError if the RMW is not installed or the distribution is unknown.
+    Raises RuntimeError if the RMW or the daemon that it needs is not installed, or the distribution is unknown; and
+    later if RouDi, for which every process waits, does not start.
     """
     name = value(context, "middleware") or "default"
     try:
@@ -56,8 +57,8 @@ def _daemon(profile: Profile, folder: Path) -> list[Any]:
         log = folder / f"{profile.name}.log"
         try:
             pid = start_detached(profile.command(folder), log)
-        except OSError:  # not installed, as the check reports
-            return []
+        except OSError as error:  # zenoh's router, without which nodes of this host do not find each other
+            return [LogInfo(msg=f"middleware {profile.name}: its daemon does not start: {error}")]
         name = profile.daemon[0] if profile.name == "iceoryx" else profile.daemon[-1]
         started = f"started {name}, pid {pid}, log {log}; it keeps running, one per host"
         return [LogInfo(msg=f"middleware {profile.name}: {started}")]
@@ -74,6 +75,9 @@ def _say_when(profile: Profile, up: Any, attempts: int) -> OpaqueFunction:
     """Poll four times a second until the daemon is up, at most ``attempts`` times; then log the check."""
 
     def look(context: LaunchContext) -> list[Any]:
+        if attempts == 0 and profile.name == "iceoryx" and not up():
+            log = default_folder(profile) / f"{profile.name}.log"
+            raise RuntimeError(f"middleware iceoryx: RouDi did not start within 5 s, see {log}; no process can run")
         if up() or attempts == 0:
             return [_say(profile)]
         return [TimerAction(period=0.25, actions=[_say_when(profile, up, attempts - 1)])]

@@ -42,6 +42,7 @@ class Problem:
 
     found: str
     fix: str
+    fatal: bool = False  # nothing can run until it is fixed
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,11 @@ class Report:
     name: str  # the requested profile
     facts: tuple[str, ...]  # settings in force
     problems: tuple[Problem, ...]  # empty if the profile is active
-    fatal: bool = False  # True if nothing can run until the problems are fixed (the RMW is not installed)
+
+    @property
+    def fatal(self) -> bool:
+        """True if nothing can run until a problem is fixed (the RMW or its daemon is not installed)."""
+        return any(problem.fatal for problem in self.problems)
 
     @property
     def active(self) -> bool:
@@ -81,7 +86,8 @@ def check_profile(
     wanted = RMW_OF.get(name, rmw)
     if not _installed(wanted, variables):
         package = f"ros-{distribution.name}-{wanted.replace('_', '-')}"
-        return Report(name, (), (Problem(f"{wanted} is not installed", f"sudo apt-get install {package}"),), True)
+        missing = Problem(f"{wanted} is not installed", f"sudo apt-get install {package}", fatal=True)
+        return Report(name, (), (missing,))
     if rmw != wanted:
         return Report(name, (), (Problem(f"RMW_IMPLEMENTATION is {rmw}, not {wanted}", _use(name)),))
     by_rmw = {RMW_OF["fastdds"]: _fast_dds, RMW_OF["cyclonedds"]: _cyclone, RMW_OF["zenoh"]: _zenoh}
@@ -252,7 +258,8 @@ def _iceoryx(frames: FrameLoad, distribution: Distribution, variables: Mapping[s
     if roudi_is_up():
         yield from _pools(frames)
     elif shutil.which("iox-roudi", path=variables.get("PATH")) is None:
-        yield Problem("iox-roudi is not installed", f"sudo apt-get install ros-{distribution.name}-iceoryx-posh")
+        package = f"ros-{distribution.name}-iceoryx-posh"
+        yield Problem("iox-roudi is not installed", f"sudo apt-get install {package}", fatal=True)
     else:
         yield Problem("RouDi is not running: every process waits for it", "iox-roudi -m off -c roudi.toml")
 

@@ -42,8 +42,8 @@ class LoopResult(Enum):
 class ControlLoop:
     """Executes what ``source`` proposes, through ``gate``; ``person_loop`` moves it for a person.
 
-    There is one mailbox for each of ``camera.topics``. The loop infers on new frames of the first camera, together
-    with the newest frames of the others.
+    There is one mailbox for each of ``camera.topics``. The loop infers on new frames of the first camera that
+    the policy uses, together with the newest frames of the others.
     """
 
     def __init__(
@@ -60,9 +60,8 @@ class ControlLoop:
         self._source, self._observer = source, pipeline.observer
         self._schedule, self._controller = pipeline.schedule, pipeline.controller
         self._gate, self._config = gate, context.options.current
-        self._executor = StepExecutor(
-            context, self._config, source, self._schedule, self._controller, gate, mailboxes=mailboxes
-        )
+        parts, lead = (source, self._schedule, self._controller, gate), pipeline.binding.lead
+        self._executor = StepExecutor(context, self._config, *parts, mailboxes=mailboxes, lead=lead)
         self._frames = self._executor.frames
         self._ended = threading.Condition()
         self._inference = InferenceThread(context, source, pipeline, self._ended)

@@ -145,7 +145,9 @@ class PolicyNode:
             if not armed:
                 self._logger.error(f"not armed: {why}")
         else:
-            self._logger.info("disarmed: actions are published, no command is sent; call ~/enable to move")
+            self._logger.info(
+                "disarmed: actions are published, no command is sent; call ~/enable to move (vla-ros arm)"
+            )
 
     def deactivate(self) -> bool:
         """Hold and stop inferring; everything stays loaded.
@@ -203,9 +205,18 @@ class PolicyNode:
             self._context.report(waiting.outcome(BEFORE_ARMING))
         self._gate.look(at_once=True)
         self._gate.supervise()  # missing inputs hold from the start
+        self._look_at_boxes()
         if not self.safety.arm():
             return False, self.safety.explain()
         return True, self.safety.explain()
+
+    def _look_at_boxes(self) -> None:
+        """Say if a tip is outside its workspace box: nothing holds the arm, but it hardly moves."""
+        if self._pipeline is not None:
+            before = self.safety.remark
+            self.safety.remark = text = self._pipeline.controller.outside_boxes(self.inputs.snapshot.arms)
+            if bool(text) != bool(before):
+                say(self._logger, text or "the tip is inside limits.workspace_*", "warning" if text else "info")
 
     def reset(self) -> tuple[bool, str]:
         """End a stop, discard the plan and disarm; return True and a sentence for the caller."""
@@ -217,7 +228,7 @@ class PolicyNode:
         if self._gate is not None:
             self._gate.forget_holds()
         if self.safety.reset():
-            return True, "no longer stopped; disarmed: call ~/enable to move"
+            return True, "no longer stopped; disarmed: call ~/enable to move (vla-ros arm)"
         return True, "the node was not stopped; the plan is discarded"
 
     def stop(self, detail: str = "true on the stop topic") -> None:
@@ -270,7 +281,7 @@ class PolicyNode:
         self._telemetry = Telemetry(wiring, self._options, pipeline.binding.spec, pipeline.controller, *known)
         self._watchdog = Watchdog(
             self._options,
-            config.camera.topics,
+            pipeline.binding.camera_topics,
             tuple(arm.name for arm in pipeline.controller.arms if arm.joint_names),
             # Clocks without this attribute are system clocks.
             simulated=bool(getattr(self._node.get_clock(), "ros_time_is_active", False)),
@@ -291,7 +302,9 @@ class PolicyNode:
         outputs = Outputs(self._context, wiring, self._guard and self._guard.open(self._context, wiring))
         self._telemetry.sent = lambda: outputs.sent
         self._states = states = StateReceiver(self._context, pipeline.controller)
-        receiver = FrameReceiver(self._context, self._mailboxes, pipeline.observer)
+        receiver = FrameReceiver(
+            self._context, self._mailboxes, pipeline.observer, pipeline.binding.cameras.values()
+        )
         self._cameras = receiver.sources
         self._watch = GraphWatch(self._node, outputs.gids, topics.command_shared_with, self._competing, middleware)
         wiring.on_close(self._watch.close)
@@ -324,6 +337,7 @@ class PolicyNode:
             RunPolicy(self._context, wiring, self.instruct, lambda: pipeline.schedule.left_until_inference)
         wiring.timer(SUPERVISION_PERIOD, gate.supervise)
         wiring.timer(1.0, self._throttled.flush)
+        wiring.timer(1.0, self._look_at_boxes)
         wiring.timer(graph_watch.PERIOD, gate.look)
 
     # Inputs

@@ -4,7 +4,7 @@ Camera frames stay serialised here: only the header is read, and no image is dec
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,23 +78,30 @@ def _kind(data: CdrBytes, transport: str) -> str:
 
 
 class FrameReceiver:
-    """Receives the frames of all cameras; ``observer`` gets every frame if the policy uses past frames.
+    """Receives the frames of the cameras in ``used`` (None: all), by index in ``camera.topics``.
 
-    ``sources`` selects the publisher to follow on each topic.
+    ``observer`` gets every frame if the policy uses past frames. ``sources`` selects the publisher to follow on
+    each topic. Frames of other cameras are neither counted nor checked: they can only be recorded.
     """
 
     def __init__(
-        self, context: Context, mailboxes: Sequence[Mailbox[Frame]], observer: Observer | None = None
+        self,
+        context: Context,
+        mailboxes: Sequence[Mailbox[Frame]],
+        observer: Observer | None = None,
+        used: Collection[int] | None = None,
     ) -> None:
         self._context = context
         self._observer = observer if observer is not None and observer.remembers else None
         self.sources = CameraSources(context)
-        self._mailboxes = mailboxes
+        self._mailboxes, self._used = mailboxes, used
         self._arrived = [-math.inf] * len(mailboxes)
         self._unstamped: set[str] = set()
 
     def receive(self, index: int, data: CdrBytes, origin: Origin = _UNKNOWN) -> None:
         """Receive a message of camera ``index`` as CDR bytes."""
+        if self._used is not None and index not in self._used:
+            return
         context, config, now = self._context, self._context.options.current, self._context.clock.now()
         topic = config.camera.topics[index]
         context.stats.received()

@@ -28,6 +28,7 @@ _INT64_MAX = 2**63 - 1
 def descriptor(entry: Entry) -> ParameterDescriptor:
     """Return what ``ros2 param describe`` shows: description, unit, choices, range, and whether it is live."""
     option = entry.option
+    lowest = option.low if option.unset is None else option.unset
     constraints = f"{entry.expectation}; "
     constraints += "may change while running" if option.live else "set it before configure"
     made = ParameterDescriptor(
@@ -39,11 +40,11 @@ def descriptor(entry: Entry) -> ParameterDescriptor:
     )
     if not entry.is_list and (option.low is not None or option.high is not None):
         if entry.item_type is float:
-            low = -sys.float_info.max if option.low is None else float(option.low)
+            low = -sys.float_info.max if lowest is None else float(lowest)
             high = sys.float_info.max if option.high is None else float(option.high)
             made.floating_point_range = [FloatingPointRange(from_value=low, to_value=high)]
         elif entry.item_type is int:
-            low_integer = -_INT64_MAX if option.low is None else int(option.low)
+            low_integer = -_INT64_MAX if lowest is None else int(lowest)
             high_integer = _INT64_MAX if option.high is None else int(option.high)
             made.integer_range = [IntegerRange(from_value=low_integer, to_value=high_integer, step=1)]
     return made

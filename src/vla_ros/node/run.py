@@ -18,7 +18,8 @@ from logging import Logger
 from pathlib import Path
 
 from vla_ros.collision.world import write_srdf
-from vla_ros.config import Config, load, read_file
+from vla_ros.config import Config, LiveConfig, load, read_file
+from vla_ros.config.control import ENVIRONMENT
 from vla_ros.config.loading import is_ros_own
 from vla_ros.config.show import add_config_arguments
 from vla_ros.control.clock import Clock
@@ -26,13 +27,15 @@ from vla_ros.control.collision import CollisionCheck
 from vla_ros.errors import ConfigError
 from vla_ros.execution.source import ActionSource
 from vla_ros.files import check_output, save_text
-from vla_ros.graph import open_graph
+from vla_ros.graph import check_backend, open_graph
 from vla_ros.graph.launcher import end_with_launcher
 from vla_ros.graph.names import RosArguments, parse_ros_arguments
-from vla_ros.node.pipeline import build_pipeline
+from vla_ros.node.pipeline import ActionPipeline, build_pipeline
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.node.signals import Signals
+from vla_ros.person.source import PersonSource
 from vla_ros.policies.base import Progress, create, selection
+from vla_ros.record.process import check_recorder
 
 NODE_NAME = "vla_policy"
 _NODES = ("command_shared_with",)  # an option of ``topics`` that names nodes
@@ -78,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         policy = create(config)
         pipeline = build_pipeline(config, policy.describe())
         print(pipeline.describe())
+        print(check_surroundings(config, pipeline))
         if arguments.srdf:
             _write_srdf(arguments.srdf, pipeline.controller.collision)
         if need := policy.describe_memory():
@@ -96,6 +100,24 @@ def check_topics(config: Config, ros: RosArguments) -> None:
     for topic in chain(*arms, others, states, takeover, config.camera.topics, [config.collision.scene]):
         if topic:
             ros.resolve(topic, node, namespace)
+
+
+def check_surroundings(config: Config, pipeline: ActionPipeline) -> str:
+    """Return how a person takes over; raise what a node would raise when it joins the graph.
+
+    Raises ConfigError or MissingDependencyError: a person's input does not fit the robot, a library that the
+    options need does not import, or a file that they name cannot be written.
+    """
+    check_backend(config.node.backend)
+    check_recorder(config)
+    if config.node.metrics_port:
+        import vla_ros.telemetry.metrics  # noqa: F401
+    if config.node.trace:
+        check_output("node.trace", Path(config.node.trace))
+    if config.node.clock == "inputs" or any(arm.output == ENVIRONMENT for arm in config.arms):
+        return "takeover: nobody takes over a simulation in lockstep, nor an environment"
+    options = LiveConfig(pipeline.binding.config)
+    return PersonSource(options, Clock(), pipeline.arms, pipeline.controller).describe()
 
 
 def _write_srdf(path: Path, check: CollisionCheck | None) -> None:

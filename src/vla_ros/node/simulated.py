@@ -51,7 +51,7 @@ class SimulatedNode:
         self.inputs, self.safety = Inputs(clock, config.policy.instruction), Safety(clock.ros)
         self.arms = tuple(arm.name for arm in pipeline.controller.arms if arm.joint_names)
         checked = LiveConfig(watched) if watched else self.options
-        watchdog = Watchdog(checked, config.camera.topics, self.arms)
+        watchdog = Watchdog(checked, pipeline.binding.camera_topics, self.arms)
         logger, suspension = ThrottledLogger(_LOG), Suspension(clock)
         self.context = context = Context(
             self.options, clock, self.inputs, self.safety, suspension, watchdog, self.stats, sink, logger, _LOG
@@ -59,7 +59,7 @@ class SimulatedNode:
         if pipeline.controller.collision is not None:
             pipeline.controller.collision.steady = clock.steady
         self.mailboxes = [self.mailbox_type(clock) for _ in config.camera.topics]
-        self.cameras = FrameReceiver(context, self.mailboxes, pipeline.observer)
+        self.cameras = FrameReceiver(context, self.mailboxes, pipeline.observer, pipeline.binding.cameras.values())
         self.states = StateReceiver(context, pipeline.controller)
         self.gate = self.gate_type(context, lambda commands: partial(driver, commands), pipeline.controller)
         self.person: PersonSource | None = None

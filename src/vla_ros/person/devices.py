@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vla_ros.config import LiveConfig
 from vla_ros.config.takeover import PERSON_RATE_HZ, TakeoverConfig
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.kinematics.rotations import Pose, read_rotation, rotation_angle, write_rotation
@@ -125,12 +126,19 @@ class FollowedTopic:
 
 
 class Buttons:
-    """The buttons of a Joy, with the dead-man button's time. Thread-safe; ``followed`` has the Joy's axes."""
+    """The buttons of a Joy, with the dead-man button's time. Thread-safe; ``followed`` has the Joy's axes.
 
-    def __init__(self, config: TakeoverConfig) -> None:
-        self.followed = FollowedTopic(config.joy)
+    What is down when a Joy is heard for the first time, or again after ``takeover.stale_after``, may be stuck, or
+    in nobody's hand: it counts once it was released.
+    """
+
+    def __init__(self, options: LiveConfig) -> None:
+        config = options.current.takeover
+        self._options, self.followed = options, FollowedTopic(config.joy)
         self._places = config.parsed_buttons
         self._pressed: frozenset[str] = frozenset()
+        self._stuck: frozenset[str] = frozenset()  # down since the Joy was heard again
+        self._heard = -math.inf  # when the last message arrived
         self._publisher: bytes | None = None  # whose buttons these are
         self._since: float | None = None  # when deadman was pressed
 
@@ -143,17 +151,16 @@ class Buttons:
         stamp: int = 0,
         published: int = 0,
     ) -> tuple[frozenset[str], bool]:
-        """Take a message; return the buttons that it presses, and True if it releases deadman.
-
-        What is down in a publisher's first message was not pressed: it may be stuck.
-        """
+        """Take a message; return the buttons that it presses, and True if it releases deadman."""
         lacking = [name for name, index in self._places.items() if index >= len(buttons)]
         wrong = f"has {len(buttons)} buttons, so it lacks {', '.join(lacking)}" if lacking else ""
         if not self.followed.hear(axes, now, publisher, stamp, wrong, published):
             return frozenset(), False
-        pressed = frozenset(name for name in self._places if self.has(buttons, name))
-        before = self._pressed if publisher == self._publisher else pressed
-        self._pressed, self._publisher = pressed, publisher
+        down = frozenset(name for name in self._places if self.has(buttons, name))
+        again = publisher != self._publisher or now - self._heard > self._options.current.takeover.stale_after
+        self._stuck = down if again else self._stuck & down
+        pressed, before = down - self._stuck, self._pressed
+        self._pressed, self._publisher, self._heard = pressed, publisher, now
         released = self._since is not None and "deadman" not in pressed
         if "deadman" not in pressed:
             self._since = None
@@ -184,7 +191,10 @@ class Buttons:
         axes, _ = self.followed.read(now, config.stale_after)
         since = self._since
         if since is None:
-            raise Refused(Reason.PERSON_RELEASED, f"deadman of {self.followed.topic} is not pressed")
+            how = "is not pressed"
+            if "deadman" in self._stuck:
+                how = "was down when it was heard again; release it, then press it"
+            raise Refused(Reason.PERSON_RELEASED, f"deadman of {self.followed.topic} {how}")
         if now - since > config.longest_press:
             raise Refused(
                 Reason.PERSON_STUCK, f"pressed for {now - since:.3g} s; release it (takeover.longest_press)"

@@ -104,7 +104,7 @@ class PersonSource(ActionSource):
     def __init__(self, options: LiveConfig, clock: Clock, arms: Mapping[str, Arm], policy: RobotController) -> None:
         self._options, self._clock = options, clock
         config = options.current
-        self.input, self.buttons = config.takeover.input, Buttons(config.takeover)
+        self.input, self.buttons = config.takeover.input, Buttons(options)
         led = config.takeover.arm or config.arms[0].name
         fingers = {arm.name: len(arm.names) > len(arm.joint_names) for arm in policy.arms}
         self._arms = [self._input_of(arms[arm.name], arm, led, fingers[arm.name]) for arm in config.arms]
@@ -153,6 +153,25 @@ class PersonSource(ActionSource):
         for arm in self._arms:
             if arm.device is not None and arm.device.followed is not None:
                 yield _TYPES[self.input], arm.device.followed.topic, arm.device.followed, arm.reader
+
+    def describe(self) -> str:
+        """Return what a person moves with which topics, joints, axes and buttons, one line each."""
+        takeover, lines = self._options.current.takeover, []
+        for arm in self._arms:
+            if arm.device is None:
+                continue
+            topic, what = takeover.joy, f"the tip of '{arm.name}', at most {takeover.linear_speed:g} m/s"
+            if arm.device.followed is not None:
+                topic = arm.device.followed.topic
+            if arm.reader is not None:
+                mapped = (f"{one.name} = {one.scale:g} * {one.leader} {one.zero:+g}" for one in arm.reader.joints)
+                what = f"'{arm.name}': {', '.join(mapped)}"
+            lines.append(f"takeover: {topic} ({self.input}) moves {what}")
+        more = {"axes": takeover.axes, "buttons": takeover.buttons}
+        lines += [
+            f"takeover: {leaf} of {takeover.joy}: {', '.join(found)}" for leaf, found in more.items() if found
+        ]
+        return "\n".join(lines) or "takeover: nothing to take over with (takeover.input is none)"
 
     def begin(self) -> None:
         """Follow the publishers of the next messages, and no others."""

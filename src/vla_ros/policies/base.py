@@ -138,7 +138,10 @@ class Policy(ABC):
         return type(self).infer_batch is not Policy.infer_batch
 
     def configure(self, options: PolicyConfig) -> None:  # noqa: B027 (most policies have no live options)
-        """Apply the policy's live options (``Option.live``)."""
+        """Apply the policy's live options (``Option.live``); called between two inferences, on their thread.
+
+        Raises ConfigError if they do not fit; the policy then holds until other options are accepted.
+        """
 
     def other_statistics(self, normalized: FloatArray) -> Mapping[str, FloatArray]:
         """Return actions [..., D] un-normalised with every other dataset's statistics, keyed by dataset name.

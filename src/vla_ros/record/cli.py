@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vla_ros.config import load
 from vla_ros.config.show import add_config_arguments
-from vla_ros.errors import MissingDependencyError
+from vla_ros.errors import MissingDependencyError, install
 from vla_ros.graph import open_graph
 from vla_ros.graph.launcher import end_with_launcher
 from vla_ros.graph.names import expand_name
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         from vla_ros.record.recorder import Recorder
         from vla_ros.record.ring import Ring
     except ImportError as error:
-        raise MissingDependencyError(f"{error}; install the extra: pip install 'vla_ros[replay]'") from error
+        raise MissingDependencyError(f"{error}; install it with: {install('replay')}") from error
     if arguments.repair:
         for path in arguments.repair:
             print(repair(path))

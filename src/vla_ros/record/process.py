@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from functools import partial
 from logging import Logger
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from vla_ros.config import Config
-from vla_ros.errors import VlaRosError
+from vla_ros.errors import ConfigError, MissingDependencyError, VlaRosError, install
 from vla_ros.graph.launcher import launched
 from vla_ros.graph.node import Node
 from vla_ros.graph.qos import profile
@@ -34,6 +35,7 @@ def record(config: Config, node: Node, wiring: Wiring) -> None:
 
     Call it before the endpoints are created. Raises VlaRosError if it does not start.
     """
+    check_recorder(config)
     if config.record.what != "none":
         topics = recorded_topics(config, node.resolve_topic_name)
         try:
@@ -42,6 +44,26 @@ def record(config: Config, node: Node, wiring: Wiring) -> None:
             raise VlaRosError(f"record.what: {config.record.what}: no recorder starts: {error}") from error
         wiring.on_close(recorder.close)
         wiring.taps.update({topic.name: partial(recorder.hear, topic.name) for topic in topics})
+
+
+def check_recorder(config: Config) -> None:
+    """Raise an error if ``record.what`` asks for a recorder that could write nothing.
+
+    Raises MissingDependencyError if its library is not installed, and ConfigError if nothing can be written to
+    ``record.folder``.
+    """
+    if config.record.what == "none":
+        return
+    try:
+        import vla_ros.record.bag  # noqa: F401
+    except ImportError as error:
+        found = f"record.what: {config.record.what}: {error}"
+        raise MissingDependencyError(f"{found}; install it with: {install('replay')}") from error
+    folder = Path(config.record.folder).absolute()
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        what = "cannot be written; check its permissions" if there.is_dir() else "is no folder"
+        raise ConfigError(f"record.folder: found {config.record.folder}, but {there} {what}")
 
 
 class RecorderProcess:

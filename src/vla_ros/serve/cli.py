@@ -29,7 +29,7 @@ import yaml
 
 from vla_ros.config import load
 from vla_ros.config.show import add_config_arguments, number
-from vla_ros.errors import ConfigError, MissingDependencyError, PrintableFormatter, printable
+from vla_ros.errors import ConfigError, MissingDependencyError, PrintableFormatter, install, printable
 from vla_ros.files import read_bytes
 from vla_ros.policies.base import Progress, checkpoint_options, create
 from vla_ros.policies.remote import read_key
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         from vla_ros.serve.service import Limits, Service
     except ImportError as error:
         raise MissingDependencyError(
-            f"a required library cannot be imported ({error}); install it with: pip install 'vla_ros[serve]'"
+            f"a required library cannot be imported ({error}); install it with: {install('serve')}"
         ) from error
     if arguments.with_parent:
         threading.Thread(target=_end_with_parent, args=(arguments.drain,), daemon=True).start()

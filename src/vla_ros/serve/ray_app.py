@@ -15,7 +15,7 @@ from typing import Any
 
 from vla_ros.config import load
 from vla_ros.config.files import config_file
-from vla_ros.errors import ConfigError, MissingDependencyError
+from vla_ros.errors import ConfigError, MissingDependencyError, install
 from vla_ros.policies.base import checkpoint_options, create
 from vla_ros.policies.remote import read_key
 from vla_ros.serve.asgi import Application
@@ -26,7 +26,7 @@ try:
     from ray import serve
 except ImportError as error:
     raise MissingDependencyError(
-        f"Ray Serve cannot be imported ({error}); install it with: pip install 'vla_ros[ray]'"
+        f"Ray Serve cannot be imported ({error}); install it with: {install('ray')}"
     ) from error
 
 _OWN = ("config", "checkpoint", "policy", "api_key_file")

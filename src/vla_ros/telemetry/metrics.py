@@ -10,14 +10,14 @@ from socketserver import TCPServer
 from typing import Any
 
 from vla_ros.control.safety import State
-from vla_ros.errors import ConfigError, MissingDependencyError
+from vla_ros.errors import ConfigError, MissingDependencyError, install
 
 try:
     from prometheus_client import CollectorRegistry, MetricsHandler
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 except ImportError as error:
     raise MissingDependencyError(
-        f"node.metrics_port: prometheus_client fails to import ({error}); run `pip install 'vla_ros[metrics]'`, or "
+        f"node.metrics_port: prometheus_client fails to import ({error}); run `{install('metrics')}`, or "
         "set 0 for no endpoint"
     ) from error
 

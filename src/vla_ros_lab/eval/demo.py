@@ -34,7 +34,7 @@ from rich.markup import escape
 
 from vla_ros.config import Config
 from vla_ros.config.checkpoints import SHIPPED
-from vla_ros.errors import MissingDependencyError, printable
+from vla_ros.errors import MissingDependencyError, install, printable
 from vla_ros.files import read_json_value, save_text
 from vla_ros.graph.launcher import end_with_launcher, launched
 from vla_ros_lab.eval import report
@@ -117,7 +117,7 @@ def check_torch(config: Config) -> None:
     """Raise MissingDependencyError if the policy needs PyTorch and PyTorch is not installed."""
     if config.policy.name in SHIPPED.values() and importlib.util.find_spec("torch") is None:
         smaller = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
-        advice = f"pip install 'vla_ros[openvla]' (without a GPU first: {smaller}, which is a tenth of the size)"
+        advice = f"{install('openvla')} (without a GPU first: {smaller}, which is a tenth of the size)"
         found = "the demo's policy needs PyTorch, which is not installed"
         raise MissingDependencyError(f"{found}: {advice}. Without PyTorch: vla-ros demo --policy expert")
 

@@ -96,7 +96,10 @@ class Port(ABC):
 
     @abstractmethod
     def exchange(self, measure: Measure, seconds: float) -> bool:
-        """In lockstep: publish what is measured ``seconds`` later, and wait for commands; False if none came."""
+        """In lockstep: publish what is measured ``seconds`` later, and wait for commands; False if none came.
+
+        ``measure`` reads the environment, at a stamp in nanoseconds.
+        """
 
     @abstractmethod
     def wait(self, seconds: float) -> None:

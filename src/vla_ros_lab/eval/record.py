@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vla_ros.errors import MissingDependencyError, VlaRosError
+from vla_ros.errors import MissingDependencyError, VlaRosError, install
 from vla_ros.files import check_parent
 from vla_ros.record.topics import Recorded, Topic
 
@@ -25,8 +25,8 @@ class BagRecorder:
             from vla_ros.graph.messages import message_types
             from vla_ros.record.bag import BagWriter
         except ImportError as error:
-            advice = "install the extra: pip install 'vla_ros[replay]'"
-            raise MissingDependencyError(f"--record: {error.name} does not import; {advice}") from error
+            found = f"--record: {error.name} does not import"
+            raise MissingDependencyError(f"{found}; install it with: {install('replay')}") from error
         if path.exists():
             raise VlaRosError(f"--record {path}: already exists; name a new folder")
         check_parent("--record", path)

@@ -19,7 +19,7 @@ import numpy as np
 
 from vla_ros.config import load
 from vla_ros.config.show import add_config_arguments
-from vla_ros.errors import ConfigError, MissingDependencyError
+from vla_ros.errors import ConfigError, MissingDependencyError, install
 from vla_ros.files import check_parent
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         from vla_ros_lab.export.dataset import DatasetWriter, ExportError, OutputError
     except ImportError as error:
-        raise MissingDependencyError(f"{error}; install the extra: pip install 'vla_ros[export]'") from error
+        raise MissingDependencyError(f"{error}; install it with: {install('export')}") from error
     from rich.console import Console
     from rich.progress import Progress
 

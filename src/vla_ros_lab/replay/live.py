@@ -58,7 +58,7 @@ class LiveRun:
 
     def run(self, enough: Callable[[], bool]) -> None:
         """Run until the recording has ended or ``enough`` returns True."""
-        safety, waiting = self._node.safety, self._node.mailboxes[0]
+        safety, waiting = self._node.safety, self._node.mailboxes[self._pipeline.binding.lead]
         safety.arm()
         while not enough():
             if not self.port.run_once():

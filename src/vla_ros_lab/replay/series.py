@@ -34,7 +34,7 @@ class Table:
     efforts: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
 
     def newest(self, time: int) -> int:
-        """Return the row of the newest message at or before ``time``; -1 if there is none."""
+        """Return the row of the newest message at or before ``time`` (ns); -1 if there is none."""
         return int(np.searchsorted(self.times, time, side="right")) - 1
 
     def joint_state(self, row: int) -> JointState:

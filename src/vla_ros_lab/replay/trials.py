@@ -39,10 +39,10 @@ _ImageChange = Callable[[UInt8Array], UInt8Array]
 
 @dataclass(frozen=True)
 class Change:
-    """A setting to try."""
+    """A setting to try on frames that were replayed before."""
 
-    name: str
-    advice: str
+    name: str  # in the report
+    advice: str  # what to do if it helps
     camera: Mapping[str, Any]  # changed options of the section ``camera``
     pixels: _ImageChange | None = None  # applied to every image
 
@@ -66,8 +66,15 @@ class Trial:
 def explain(result: Result, policy: Callable[[], Policy]) -> Result:
     """Add the trials to a result, and the best change to its verdict; ``policy()`` returns the loaded policy."""
     score = result.figures["skill"]["mean_action"]
-    if result.figures["frames"]["compared"] < FRAMES or not score < CONTENT_SKILL:
+    compared = result.figures["frames"]["compared"]
+    if not score < CONTENT_SKILL or not compared:
         return result
+    if compared < FRAMES:
+        few = f"only {compared} frames were compared, so that no other option was tried ({FRAMES} are needed); "
+        reasons = (*result.verdict.reasons, few + "replay a longer recording, or more of its frames")
+        verdict = dataclasses.replace(result.verdict, reasons=reasons)
+        figures = {**result.figures, "verdict": verdict.to_json()}
+        return dataclasses.replace(result, figures=figures, verdict=verdict)
     trials = sorted([*_statistics(result, policy()), *_settings(result, policy())], key=lambda t: t.rank)
     if not trials:
         return result

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.errors import MissingDependencyError
+from vla_ros.errors import MissingDependencyError, install
 from vla_ros.types import FloatArray, JointState, UInt8Array
 from vla_ros_lab.sim import arm
 from vla_ros_lab.sim.render import Renderer
@@ -61,8 +61,8 @@ class TableTop:
         try:
             import mujoco
         except ImportError as error:
-            advice = "install the extra: pip install 'vla_ros[sim]'"
-            raise MissingDependencyError(f"the simulation: MuJoCo does not import ({error}); {advice}") from error
+            found = f"the simulation: MuJoCo does not import ({error})"
+            raise MissingDependencyError(f"{found}; install it with: {install('sim')}") from error
         self.options = options or WorldOptions()
         self._mujoco = mujoco
         self.substeps = round(1 / (self.options.rate_hz * TIMESTEP))

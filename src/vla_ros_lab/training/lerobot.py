@@ -55,7 +55,7 @@ class Frames:
         return {**vars(self), "_videos": OrderedDict(), "_process": 0, "_inherited": []}
 
     def add_videos(self, files: Sequence[Path], numbers: IntArray, times: FloatArray) -> None:
-        """Add a camera; ``numbers`` [N] are positions in ``files``."""
+        """Add a camera of N frames: frame n is at ``times[n]``, in seconds, in ``files[numbers[n]]``."""
         self._cameras.append((numbers + len(self._files), times))
         self._files += map(str, files)
 

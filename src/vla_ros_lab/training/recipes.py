@@ -58,7 +58,10 @@ def warm_cosine(step: int, steps: int, warmup: int, final: float) -> float:
 
 
 def groot_cosine(step: int, steps: int, share: float = 0.05) -> float:
-    """Rise linearly in the first 5 % of the steps, then fall to 0 along half a cosine (transformers' schedule)."""
+    """Return the factor of the learning rate: a linear rise, then half a cosine to 0 (transformers' schedule).
+
+    ``share`` is the part of ``steps`` in which it rises.
+    """
     warmup = math.ceil(share * steps)
     if step < warmup:
         return step / max(1, warmup)

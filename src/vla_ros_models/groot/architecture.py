@@ -47,7 +47,7 @@ class VisionShape:
 
 @dataclass(frozen=True)
 class GrootArchitecture:
-    """Sizes of one model."""
+    """Sizes of one model, as its ``config.json`` states them."""
 
     vision: VisionShape
     text: DecoderShape  # the layers of the language model that run
@@ -167,7 +167,7 @@ def read_architecture(config: Fields, backbone: Fields) -> GrootArchitecture:
 
 
 def number_or(fields: Fields, key: str, default: float) -> float:
-    """Read a positive number; ``default`` if it is missing or null."""
+    """Read a number of a checkpoint's file; ``default`` if it is missing or null. Raises CheckpointError."""
     return default if fields.get(key) is None else fields.number(key, default)
 
 

@@ -46,9 +46,9 @@ _Kind = tuple[int, _Grids]
 
 @dataclass(frozen=True, eq=False)
 class GrootRequest(FlowRequest):
-    """The network's inputs for one observation; ``tokens`` include those of images."""
+    """The network's inputs for one observation; ``tokens`` [L] include those of images."""
 
-    # Int64 [3, L].
+    # Int64 [3, L], of M-RoPE: time, height and width of each token.
     positions: NDArray[Any] = field(default_factory=lambda: np.zeros((3, 0), np.int64))
     grids: _Grids = ()  # (rows, columns) of patches of each image
 

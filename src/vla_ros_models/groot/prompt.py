@@ -117,7 +117,7 @@ def _template(folder: Path, stated: Any) -> Any:
         from jinja2.exceptions import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError as error:
-        raise MissingDependencyError("jinja2 is not installed: pip install 'vla_ros[openvla]'") from error
+        raise MissingDependencyError("jinja2 is not installed: pip install jinja2") from error
     path = find_file(folder, ("chat_template.jinja", "chat_template.json"))
     if path is not None:
         stated = path.read_text("utf-8") if path.suffix == ".jinja" else read_fields(path).get("chat_template")

@@ -34,7 +34,7 @@ class LeRobotChild(RemotePolicy):
         if not python.exists():
             raise ConfigError(
                 f"policy.python: '{python}' does not exist; expected the Python of an environment that has LeRobot "
-                "and this package: pip install 'vla_ros[serve]' lerobot"
+                "and this package: in the repository's folder, PYTHON -m pip install '.[serve,lerobot]'"
             )
         arguments = ["--policy", "lerobot", "--checkpoint", str(self._folder)]
         for name in ("device", "tokenizer", "seed"):

@@ -19,4 +19,6 @@ class LeRobotOptions(PolicyConfig):
     tokenizer: str = option(
         "", "Local folder of the tokenizer that the checkpoint names on the hub (SmolVLA: of its backbone)"
     )
-    seed: int = option(-1, "Seed of the noise of diffusion and flow policies; -1: random", low=-1, high=2**31 - 1)
+    seed: int = option(
+        -1, "Seed of the noise of diffusion and flow policies; -1: random", low=0, high=2**31 - 1, unset=-1
+    )

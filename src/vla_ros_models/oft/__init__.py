@@ -84,7 +84,7 @@ class OFTOptions(CheckpointOptions):
         high=4096,
     )
     denoising_steps: int = option(50, "Denoising steps of a diffusion head", low=1, high=50)
-    seed: int = option(-1, "Seed of a diffusion head's noise in every session; -1: random", low=-1)
+    seed: int = option(-1, "Seed of a diffusion head's noise in every session; -1: random", low=0, unset=-1)
 
 
 def _claims(config: Mapping[str, Any]) -> int:

@@ -129,7 +129,10 @@ class Denoising(NamedTuple):
 
     @classmethod
     def of(cls, steps: int, width: int) -> "Denoising":
-        """Compute DDIM's squared-cosine schedule with ``leading`` spacing, in float32 as in training."""
+        """Compute DDIM's squared-cosine schedule with ``leading`` spacing, in float32 as in training.
+
+        ``steps`` are those of an inference, at most ``TRAINING_STEPS``; ``width`` is that of a step's embedding.
+        """
 
         def bar(share: float) -> float:
             return math.cos((share + 0.008) / 1.008 * math.pi / 2) ** 2
