@@ -25,13 +25,14 @@ from vla_ros_lab.training import plan, proof
 from vla_ros_lab.training.adapting import ADAPTERS, AdapterOptions, adapt
 from vla_ros_lab.training.augmentation import AUGMENTATIONS
 from vla_ros_lab.training.export import export
-from vla_ros_lab.training.recipes import recipe_of
+from vla_ros_lab.training.recipes import recipe_of, view_recipe
 from vla_ros_lab.training.restated import restate
 from vla_ros_lab.training.samples import Samples
 from vla_ros_lab.training.stream import SampleStream
 from vla_ros_lab.training.trainer import OPTIMIZERS, RunResult, Say, TrainOptions, train
 from vla_ros_models import evidence
 from vla_ros_models.network_policy import NetworkPolicy, Placement, choose_device
+from vla_ros_models.view import FILE, VIEWS, digest, write_view
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,13 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what says how a checkpoint is trained; 0 and empty take the family's published recipe."""
     add = parser.add_argument
     add("--output", type=Path, metavar="DIR", help="folder of the new checkpoint; an interrupted run resumes there")
-    add("--adapter", default="lora", choices=ADAPTERS, help="what trains; qlora: on a base in 4 bits")
+    add(
+        "--adapter",
+        default="lora",
+        choices=ADAPTERS,
+        help="what trains; qlora: on a base in 4 bits; view, "
+        "view-lora: for a camera that was moved, writes only view.safetensors",
+    )
     add("--steps", type=number(int, 0), default=0, help="optimiser's steps")
     add("--batch", type=number(int, 0), default=0, help="samples in memory at a time")
     add("--accumulation", type=number(int, 1), default=1, metavar="N", help="such batches of one step")
@@ -77,7 +84,7 @@ class FineTuning:
     policy: Policy  # of the checkpoint; not loaded
     folder: Path  # the checkpoint
     open_samples: Callable[[PolicySpec], Samples]
-    reload: Callable[[Path], Policy]  # makes the policy of another checkpoint
+    reload: Callable[..., Policy]  # makes the policy of another checkpoint, and of a viewpoint adapter's file
     data: Mapping[str, str]  # SHA-256 of the files of the data
     # The data's statistics: the layout of the family's file, and its content; None keeps the checkpoint's.
     statistics: tuple[str, Mapping[str, Any]] | None = None
@@ -100,6 +107,11 @@ def finetune(job: FineTuning, arguments: argparse.Namespace, say: Say = print) -
                 f"--checkpoint {job.folder}: is an adapter or quantised ({name}); write it as a checkpoint of its "
                 "own first: vla-ros convert"
             )
+    if arguments.adapter in VIEWS and job.statistics is not None:
+        raise ConfigError(
+            f"--adapter {arguments.adapter}: keeps the checkpoint's statistics, which do not fit the data (--check "
+            "says why); give --statistics checkpoint to train nevertheless"
+        )
     claimed = _claim(output, job, arguments)
     if arguments.scores:
         old, new = arguments.scores
@@ -123,6 +135,8 @@ def finetune(job: FineTuning, arguments: argparse.Namespace, say: Say = print) -
     torch.manual_seed(arguments.seed)
     trainable = policy.trainable(where, not arguments.no_recompute, **own)
     recipe = recipe_of(trainable.family, trainable.layout)
+    if is_view := arguments.adapter in VIEWS:
+        recipe = view_recipe(recipe, arguments.adapter)
     chosen = AdapterOptions(arguments.adapter, arguments.rank, arguments.alpha, arguments.targets, arguments.train)
     adapted = adapt(trainable, recipe, chosen, str(device))
     samples = job.open_samples(trainable.spec)
@@ -153,8 +167,13 @@ def finetune(job: FineTuning, arguments: argparse.Namespace, say: Say = print) -
     done = train(adapted, stream, recipe, options, output / RUN, say)
     if rank:  # the first process does the rest
         return {}
-    export(adapted, source, output, "bfloat16" if qlora else "")
-    compared = _prove(job, output, samples, held, arguments)
+    if is_view:
+        write_view(output / FILE, arguments.adapter, digest(trainable.stored), adapted.view)
+        trained = job.reload(job.folder, output / FILE)
+    else:
+        export(adapted, source, output, "bfloat16" if qlora else "")
+        trained = job.reload(output)
+    compared = _prove((job.reload(job.folder), trained), samples, held, arguments)
     say(str(compared))
     _write_evidence(output, job, arguments, claimed, done, compared)
     return {
@@ -216,15 +235,14 @@ def _claim(output: Path, job: FineTuning, arguments: argparse.Namespace) -> dict
 
 
 def _prove(
-    job: FineTuning, output: Path, samples: Samples, held: list[range], arguments: argparse.Namespace
+    policies: Sequence[Policy], samples: Samples, held: list[range], arguments: argparse.Namespace
 ) -> proof.Proof:
     """Compare the old and the new checkpoint on held-out episodes, as the robot would run them."""
     if not held:
         return proof.Proof(proof.UNDECIDED, "none")
     scale = proof.scale_of(samples, held)
     found = []
-    for folder in (job.folder, output):
-        policy = job.reload(folder)
+    for policy in policies:
         policy.load()
         found.append(proof.errors_of(policy, samples, held, scale))
         policy.close()

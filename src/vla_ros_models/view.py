@@ -1,0 +1,226 @@
+"""Viewpoint adapters: a file beside a checkpoint that makes it see from where its camera was moved to.
+
+Two kinds, both of arXiv 2512.02902, whose code is not published. ``view`` (Feature Token Modulation) has one scale
+and shift for each channel of the visual tokens, behind the projector. ``view-lora`` (Feature Linear Adaptation) has
+low-rank updates of the MLPs in the vision towers. Both become part of the stored weights when those are read, so
+that inference costs nothing. Names of layers are the checkpoint's, without LeRobot's prefixes.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save_file
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from vla_ros.errors import CheckpointError, ConfigError
+from vla_ros_models.adapters import lora_delta
+from vla_ros_models.checkpoint_files import StoredTensor, list_some, read_header
+from vla_ros_models.evidence import sha256
+from vla_ros_models.training import Trainable
+
+VIEW, VIEW_LORA = VIEWS = ("view", "view-lora")
+FILE = "view.safetensors"
+FORMAT = "vla_ros.view.1"
+RANK = 16
+"""Rank of the low-rank updates, as published; they are not scaled."""
+
+_LAST = re.compile(
+    r"projector\.fc[23]|.*\.(multi_modal_projector\.linear|connector\.modality_projection\.proj|"
+    r"visual\.merger\.linear_fc2)"
+)
+"""The last layers of the families' projectors; OpenVLA's is ``fc3`` if there is one."""
+
+_MLPS = re.compile(
+    r"(vision_backbone\.(fused_)?featurizer\.blocks|.*\.vision_model\.encoder\.layers|.*\.visual\.blocks)"
+    r"\.\d+\.mlp\.(linear_)?fc[12]"
+)
+
+Shapes = Mapping[str, tuple[int, ...]]
+Change = Callable[[Tensor], Tensor]
+
+
+def layers_of(kind: str, names: Collection[str]) -> list[str]:
+    """Return the layers that an adapter changes; ``names`` are the tensors that the network runs.
+
+    Raises ConfigError if the network has none.
+    """
+    pattern = _LAST if kind == VIEW else _MLPS
+    layers = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
+    found = sorted(layer for layer in layers if pattern.fullmatch(layer))
+    if not found:
+        raise ConfigError(
+            f"{kind}: the network has no layer like {pattern.pattern}; this family has no such adapter"
+        )
+    return found[-1:] if kind == VIEW else found
+
+
+def scaled(weight: Tensor, scale: Tensor) -> Tensor:
+    """Scale the outputs of a layer's weight [N, ...] by ``scale`` [N]."""
+    return weight.float() * scale.view(-1, *[1] * (weight.dim() - 1))
+
+
+def shifted(bias: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Return the bias [N] of a layer whose outputs are scaled and shifted, [N] each."""
+    return bias.float() * scale + shift
+
+
+def updated(weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Add the product of ``b`` [N, r] and ``a`` [r, ...] to a weight [N, ...]."""
+    return weight.float() + lora_delta(a, b, 1.0).view(weight.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """The content of an adapter's file."""
+
+    file: Path
+    sha256: str  # of the file
+    kind: str  # one of :data:`VIEWS`
+    base: str  # :func:`digest` of the weights on which it was trained
+    tensors: Mapping[str, Tensor]  # ``LAYER.scale`` and ``.shift`` [N], or ``LAYER.a`` [r, ...] and ``.b`` [N, r]
+
+    def merged(self, stored: Mapping[str, StoredTensor], names: Collection[str]) -> dict[str, StoredTensor]:
+        """Return a checkpoint's tensors with the adapter merged into them when they are read.
+
+        ``names`` are the tensors that the network runs. Raises CheckpointError if the adapter is another
+        checkpoint's, or does not fit.
+        """
+        if self.base != (found := digest(stored)):
+            files = sorted({str(one.file) for one in stored.values()})
+            raise CheckpointError(
+                f"{self.file}: was trained on weights with the SHA-256 {self.base}, found {found} ({files[0]} and "
+                f"{len(files) - 1} more); set policy.checkpoint to that checkpoint, or train the adapter again"
+            )
+        layers = layers_of(self.kind, names)
+        self._check({layer: stored[f"{layer}.weight"].shape for layer in layers})
+        changed = dict(stored)
+        for layer in layers:
+            for leaf, change in self.changes(layer).items():
+                name = f"{layer}.{leaf}"
+                if name in stored:
+                    changed[name] = stored[name].changed(change, "F32")
+                elif leaf == "bias":  # SmolVLA's projector has none
+                    shift = f"{layer}.shift"
+                    changed[name] = StoredTensor(self.file, tuple(self.tensors[shift].shape), "F32", shift)
+        return changed
+
+    def changes(self, layer: str) -> dict[str, Change]:
+        """Return what changes a layer's tensors."""
+        parts = {name: self.tensors.get(f"{layer}.{name}") for name in ("scale", "shift", "a", "b")}
+        if self.kind == VIEW_LORA:
+            return {"weight": partial(updated, a=parts["a"], b=parts["b"])}
+        scale, shift = parts["scale"], parts["shift"]
+        return {"weight": partial(scaled, scale=scale), "bias": partial(shifted, scale=scale, shift=shift)}
+
+    def _check(self, weights: Shapes) -> None:
+        """Raise CheckpointError, which names all tensors that are not those of the layers' ``weights``."""
+        needed: dict[str, tuple[int, ...]] = {}
+        for layer, (rows, *rest) in weights.items():
+            if self.kind == VIEW:
+                needed |= {f"{layer}.scale": (rows,), f"{layer}.shift": (rows,)}
+            else:
+                rank = next(iter(self.tensors.get(f"{layer}.a", torch.empty(1)).shape), 1)
+                needed |= {f"{layer}.a": (rank, *rest), f"{layer}.b": (rows, rank)}
+        found = {name: tuple(one.shape) for name, one in self.tensors.items()}
+        both = sorted(needed.keys() & found.keys())
+        wrong = [f"{name}: {list(found[name])}, expected {list(needed[name])}" for name in both]
+        problems = {
+            "missing": sorted(needed.keys() - found.keys()),
+            "unexpected": sorted(found.keys() - needed.keys()),
+            "of the wrong shape": [
+                text for text, name in zip(wrong, both, strict=True) if found[name] != needed[name]
+            ],
+            "not finite float32": [
+                name
+                for name in both
+                if self.tensors[name].dtype != torch.float32 or not self.tensors[name].isfinite().all()
+            ],
+        }
+        if text := "; ".join(list_some(what, names) for what, names in problems.items() if names):
+            raise CheckpointError(f"{self.file}: {text}; train it again: vla-ros finetune --adapter {self.kind}")
+
+
+def digest(stored: Mapping[str, StoredTensor]) -> str:
+    """Return the SHA-256 of what ``sha256sum`` prints of the files of weights, sorted by their names."""
+    files = sorted({one.file for one in stored.values()}, key=lambda file: file.name)
+    return hashlib.sha256("".join(f"{sha256(file)}  {file.name}\n" for file in files).encode()).hexdigest()
+
+
+def read_view(path: str | Path) -> View:
+    """Read an adapter's file; raises CheckpointError if it is missing, damaged, or no adapter."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise CheckpointError(
+            f"policy.view: {file} is no file; vla-ros finetune --adapter view writes OUTPUT/{FILE}"
+        )
+    read_header(file)
+    data = file.read_bytes()
+    header: dict[str, Any] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    about = header.get("__metadata__") or {}
+    if about.get("format") != FORMAT or about.get("kind") not in VIEWS or "base" not in about:
+        raise CheckpointError(
+            f"{file}: found the metadata {about}, expected format {FORMAT}, kind {' or '.join(VIEWS)}, and base; "
+            "policy.view names what vla-ros finetune --adapter view wrote"
+        )
+    return View(file, hashlib.sha256(data).hexdigest(), about["kind"], about["base"], load(data))
+
+
+class _Changed(nn.Module):
+    """What trains of a layer's tensor; the tensor that the network runs is computed anew in each pass."""
+
+    def __init__(self, change: Callable[..., Tensor], **parts: nn.Parameter) -> None:
+        super().__init__()
+        self.change, self.names = change, tuple(parts)
+        for name, part in parts.items():
+            self.register_parameter(name, part)
+
+    def forward(self, stored: Tensor) -> Tensor:
+        return self.change(stored, *(getattr(self, name) for name in self.names)).to(stored.dtype)
+
+
+def add_view(trainable: Trainable, kind: str, rank: int = 0) -> dict[str, nn.Parameter]:
+    """Add an adapter that changes nothing yet to a network; return what trains, by its name in the file.
+
+    The network runs the merged weights, so that what is written is what was trained, in the type of the weights.
+    Raises ConfigError if the family has no such adapter.
+    """
+    prepare: Callable[[], Mapping[str, str]] = getattr(trainable.trainee, "open_vision", dict)
+    names = {**trainable.names, **prepare()}
+    stems = {stored.rpartition(".")[0]: name.rpartition(".")[0] for name, stored in names.items()}
+    found: dict[str, nn.Parameter] = {}
+    for layer in layers_of(kind, list(names.values())):
+        module: Any = trainable.trainee.get_submodule(stems[layer])
+        weight: Tensor = module.weight
+        rows, like = weight.shape[0], {"device": weight.device, "dtype": torch.float32}
+        if kind == VIEW:
+            scale, shift = nn.Parameter(torch.ones(rows, **like)), nn.Parameter(torch.zeros(rows, **like))
+            if getattr(module, "bias", None) is None:
+                module.bias = nn.Parameter(weight.new_zeros(rows), requires_grad=False)
+            bias = _Changed(shifted, scale=scale, shift=shift)
+            parametrize.register_parametrization(module, "bias", bias)
+            changed, parts = _Changed(scaled, scale=scale), {"scale": scale, "shift": shift}
+        else:
+            a = nn.Parameter(torch.empty(rank or RANK, *weight.shape[1:], **like))
+            nn.init.kaiming_uniform_(a, a=5**0.5)
+            parts = {"a": a, "b": nn.Parameter(torch.zeros(rows, rank or RANK, **like))}
+            changed = _Changed(updated, **parts)
+        parametrize.register_parametrization(module, "weight", changed)
+        found |= {f"{layer}.{name}": part for name, part in parts.items()}
+    return found
+
+
+def write_view(file: Path, kind: str, base: str, parts: Mapping[str, Tensor]) -> None:
+    """Write an adapter; ``base`` is the :func:`digest` of the weights on which it was trained."""
+    tensors = {name: part.detach().float().cpu().contiguous() for name, part in parts.items()}
+    partial_file = file.with_suffix(".part")
+    save_file(tensors, partial_file, metadata={"format": FORMAT, "kind": kind, "base": base})
+    partial_file.chmod(0o644)  # safetensors makes it readable only by its owner
+    partial_file.rename(file)
