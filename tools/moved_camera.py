@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tools.flywheel.evaluate import evaluate
 from tools.flywheel.table import compare, markdown
-from vla_ros_models.view import FILE, VIEWS
+from vla_ros_models.view import VIEW_FILE, VIEWS
 
 CHECKPOINT = "demo"
 FIRST = 2_000_000
@@ -26,8 +26,8 @@ PART = 10
 """Episodes of one process, whose results are written together."""
 
 TRAINING = {
-    "view": ("--steps", "200", "--learning-rate", "0.03"),
-    "view-lora": ("--steps", "120", "--learning-rate", "0.002"),
+    "view": ("--steps", "80", "--learning-rate", "0.03"),
+    "view-lora": ("--steps", "60", "--learning-rate", "0.002"),
 }
 
 
@@ -67,7 +67,7 @@ def train(folder: Path, adapter: str, count: int, turn: float) -> Path:
         )
         held = ("--hold-out", 0, "--device", "cpu", *TRAINING[adapter])
         run("finetune", bag, "--checkpoint", CHECKPOINT, *words, *held, "--adapter", adapter, "--output", output)
-    return output / FILE
+    return output / VIEW_FILE
 
 
 def measure(folder: Path, name: str, words: str, seeds: range, processes: int) -> Mapping[int, bool]:

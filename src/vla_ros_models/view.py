@@ -25,9 +25,10 @@ from vla_ros_models.adapters import lora_delta
 from vla_ros_models.checkpoint_files import StoredTensor, list_some, read_header
 from vla_ros_models.evidence import sha256
 from vla_ros_models.training import Trainable
+from vla_ros_models.weights import Shapes, check_weights
 
 VIEW, VIEW_LORA = VIEWS = ("view", "view-lora")
-FILE = "view.safetensors"
+VIEW_FILE = "view.safetensors"
 FORMAT = "vla_ros.view.1"
 RANK = 16
 """Rank of the low-rank updates, as published; they are not scaled."""
@@ -42,9 +43,6 @@ _MLPS = re.compile(
     r"(vision_backbone\.(fused_)?featurizer\.blocks|.*\.vision_model\.encoder\.layers|.*\.visual\.blocks)"
     r"\.\d+\.mlp\.(linear_)?fc[12]"
 )
-
-Shapes = Mapping[str, tuple[int, ...]]
-Change = Callable[[Tensor], Tensor]
 
 
 def layers_of(kind: str, names: Collection[str]) -> list[str]:
@@ -78,13 +76,14 @@ def updated(weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class ViewAdapter:
     """The content of an adapter's file."""
 
     file: Path
     sha256: str  # of the file
     kind: str  # one of :data:`VIEWS`
-    base: str  # :func:`digest` of the weights on which it was trained
+    base: str  # :func:`base_digest` of the weights on which it was trained
+    stored: Mapping[str, StoredTensor]
     tensors: Mapping[str, Tensor]  # ``LAYER.scale`` and ``.shift`` [N], or ``LAYER.a`` [r, ...] and ``.b`` [N, r]
 
     def merged(self, stored: Mapping[str, StoredTensor], names: Collection[str]) -> dict[str, StoredTensor]:
@@ -93,7 +92,7 @@ class View:
         ``names`` are the tensors that the network runs. Raises CheckpointError if the adapter is another
         checkpoint's, or does not fit.
         """
-        if self.base != (found := digest(stored)):
+        if self.base != (found := base_digest(stored)):
             files = sorted({str(one.file) for one in stored.values()})
             raise CheckpointError(
                 f"{self.file}: was trained on weights with the SHA-256 {self.base}, found {found} ({files[0]} and "
@@ -112,7 +111,7 @@ class View:
                     changed[name] = StoredTensor(self.file, tuple(self.tensors[shift].shape), "F32", shift)
         return changed
 
-    def changes(self, layer: str) -> dict[str, Change]:
+    def changes(self, layer: str) -> dict[str, Callable[[Tensor], Tensor]]:
         """Return what changes a layer's tensors."""
         parts = {name: self.tensors.get(f"{layer}.{name}") for name in ("scale", "shift", "a", "b")}
         if self.kind == VIEW_LORA:
@@ -127,41 +126,28 @@ class View:
             if self.kind == VIEW:
                 needed |= {f"{layer}.scale": (rows,), f"{layer}.shift": (rows,)}
             else:
-                rank = next(iter(self.tensors.get(f"{layer}.a", torch.empty(1)).shape), 1)
+                rank = self.stored[f"{layer}.a"].shape[0] if f"{layer}.a" in self.stored else RANK
                 needed |= {f"{layer}.a": (rank, *rest), f"{layer}.b": (rows, rank)}
-        found = {name: tuple(one.shape) for name, one in self.tensors.items()}
-        both = sorted(needed.keys() & found.keys())
-        wrong = [f"{name}: {list(found[name])}, expected {list(needed[name])}" for name in both]
-        problems = {
-            "missing": sorted(needed.keys() - found.keys()),
-            "unexpected": sorted(found.keys() - needed.keys()),
-            "of the wrong shape": [
-                text for text, name in zip(wrong, both, strict=True) if found[name] != needed[name]
-            ],
-            "not finite float32": [
-                name
-                for name in both
-                if self.tensors[name].dtype != torch.float32 or not self.tensors[name].isfinite().all()
-            ],
-        }
-        if text := "; ".join(list_some(what, names) for what, names in problems.items() if names):
-            raise CheckpointError(f"{self.file}: {text}; train it again: vla-ros finetune --adapter {self.kind}")
+        check_weights(needed, self.stored, lambda name: False, f"{self.file}: no {self.kind} of this checkpoint")
+        wrong = sorted(name for name, one in self.tensors.items() if not one.isfinite().all())
+        if text := list_some("tensors with NaN or Inf", wrong):
+            raise CheckpointError(f"{self.file}: {text}, expected finite numbers; train it again")
 
 
-def digest(stored: Mapping[str, StoredTensor]) -> str:
+def base_digest(stored: Mapping[str, StoredTensor]) -> str:
     """Return the SHA-256 of what ``sha256sum`` prints of the files of weights, sorted by their names."""
     files = sorted({one.file for one in stored.values()}, key=lambda file: file.name)
     return hashlib.sha256("".join(f"{sha256(file)}  {file.name}\n" for file in files).encode()).hexdigest()
 
 
-def read_view(path: str | Path) -> View:
+def read_view(path: str | Path) -> ViewAdapter:
     """Read an adapter's file; raises CheckpointError if it is missing, damaged, or no adapter."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise CheckpointError(
-            f"policy.view: {file} is no file; vla-ros finetune --adapter view writes OUTPUT/{FILE}"
+            f"policy.view: {file} is no file; vla-ros finetune --adapter view writes OUTPUT/{VIEW_FILE}"
         )
-    read_header(file)
+    stored = read_header(file)
     data = file.read_bytes()
     header: dict[str, Any] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     about = header.get("__metadata__") or {}
@@ -170,7 +156,7 @@ def read_view(path: str | Path) -> View:
             f"{file}: found the metadata {about}, expected format {FORMAT}, kind {' or '.join(VIEWS)}, and base; "
             "policy.view names what vla-ros finetune --adapter view wrote"
         )
-    return View(file, hashlib.sha256(data).hexdigest(), about["kind"], about["base"], load(data))
+    return ViewAdapter(file, hashlib.sha256(data).hexdigest(), about["kind"], about["base"], stored, load(data))
 
 
 class _Changed(nn.Module):
@@ -218,7 +204,7 @@ def add_view(trainable: Trainable, kind: str, rank: int = 0) -> dict[str, nn.Par
 
 
 def write_view(file: Path, kind: str, base: str, parts: Mapping[str, Tensor]) -> None:
-    """Write an adapter; ``base`` is the :func:`digest` of the weights on which it was trained."""
+    """Write an adapter; ``base`` is the :func:`base_digest` of the weights on which it was trained."""
     tensors = {name: part.detach().float().cpu().contiguous() for name, part in parts.items()}
     partial_file = file.with_suffix(".part")
     save_file(tensors, partial_file, metadata={"format": FORMAT, "kind": kind, "base": base})

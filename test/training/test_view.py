@@ -19,7 +19,7 @@ from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.types import Observation
 from vla_ros_lab.training.recipes import recipe_of, view_recipe
 from vla_ros_models.evidence import sha256
-from vla_ros_models.view import FILE, VIEWS, add_view, digest, layers_of, write_view
+from vla_ros_models.view import VIEW_FILE, VIEWS, add_view, base_digest, layers_of, write_view
 
 FAMILIES = ("openvla", "oft", "pi05", "smolvla", "groot")
 
@@ -38,8 +38,8 @@ def written(tmp_path, family, kind, **values):
     folder, settings = OPTIONS[family]
     trainable = policy_of(folder, *settings).trainable(CPU)
     tensors = drawn(add_view(trainable, kind), **values)
-    write_view(tmp_path / FILE, kind, digest(trainable.stored), tensors)
-    return tmp_path / FILE, tensors
+    write_view(tmp_path / VIEW_FILE, kind, base_digest(trainable.stored), tensors)
+    return tmp_path / VIEW_FILE, tensors
 
 
 def batch_of(trainable):
@@ -114,7 +114,7 @@ def test_an_adapter_that_changes_nothing_changes_no_bit(tmp_path, family, kind):
     folder, settings = OPTIONS[family]
     file, tensors = written(tmp_path, family, kind)
     neutral = {name: torch.full_like(one, float(name.endswith(".scale"))) for name, one in tensors.items()}
-    write_view(file, kind, digest(policy_of(folder, *settings).trainable(CPU).stored), neutral)
+    write_view(file, kind, base_digest(policy_of(folder, *settings).trainable(CPU).stored), neutral)
     plain = policy_of(folder, *settings)
     assert np.array_equal(chunk_of(plain), chunk_of(policy_of(folder, *settings, f"policy.view:={file}")))
     assert plain.spec.view == ""
@@ -164,9 +164,9 @@ def test_only_the_adapter_trains_along_its_gradient(family, kind):
 def test_a_trained_adapter_is_loaded_as_it_was_trained(tmp_path):
     adapted = opened("pi05", "view-lora")
     run(adapted, tmp_path / "run", 3, learning_rate=0.05)
-    write_view(tmp_path / FILE, "view-lora", digest(adapted.trainable.stored), adapted.view)
+    write_view(tmp_path / VIEW_FILE, "view-lora", base_digest(adapted.trainable.stored), adapted.view)
     folder, settings = OPTIONS["pi05"]
-    checkpoint = policy_of(folder, *settings, f"policy.view:={tmp_path / FILE}")._open(CPU)
+    checkpoint = policy_of(folder, *settings, f"policy.view:={tmp_path / VIEW_FILE}")._open(CPU)
     from vla_ros_models.pi.training import make_trainable
 
     again = make_trainable(checkpoint, "cpu", "float32", recompute_layers=False)
@@ -216,17 +216,11 @@ LAYER = "paligemma_with_expert.paligemma.model.multi_modal_projector.linear"
 DAMAGES = {
     "missing": (_without(f"{LAYER}.shift"), "1 missing: .*shift"),
     "additional": (lambda tensors, about: tensors.update(more=torch.zeros(1)), "1 unexpected: more"),
-    "shape": (
-        lambda tensors, about: tensors.update({f"{LAYER}.scale": torch.ones(3)}),
-        r"scale: \[3\], expected \[",
-    ),
-    "nan": (lambda tensors, about: tensors[f"{LAYER}.shift"].fill_(float("nan")), "not finite float32: .*shift"),
-    "type": (
-        lambda tensors, about: tensors.update({f"{LAYER}.scale": tensors[f"{LAYER}.scale"].half()}),
-        "float32",
-    ),
+    "shape": (lambda tensors, about: tensors.update({f"{LAYER}.scale": torch.ones(3)}), r"\[3\], expected \["),
+    "nan": (lambda tensors, about: tensors[f"{LAYER}.shift"].fill_(float("nan")), "NaN or Inf: .*shift"),
+    "type": (lambda tensors, about: tensors.update({f"{LAYER}.scale": tensors[f"{LAYER}.scale"].int()}), "I32"),
     "base": (lambda tensors, about: about.update(base="0" * 64), "was trained on weights with the SHA-256 0000"),
-    "kind": (lambda tensors, about: about.update(kind="view-lora"), "unexpected: .*missing|missing: .*unexpected"),
+    "kind": (lambda tensors, about: about.update(kind="view-lora"), "missing: .*unexpected: "),
     "format": (lambda tensors, about: about.clear(), "expected format"),
 }
 
@@ -249,7 +243,7 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path, damage):
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff" * 100])
 def test_a_file_that_is_none_is_refused(tmp_path, content):
-    file = tmp_path / FILE
+    file = tmp_path / VIEW_FILE
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(CheckpointError, match=re.escape(str(file))):
@@ -277,7 +271,7 @@ def test_the_base_is_what_sha256sum_says(tmp_path):
 
     trainable = policy_of(OPTIONS["openvla"][0], *OPTIONS["openvla"][1]).trainable(CPU)
     lines = [f"{sha256(file)}  {file.name}\n" for file in sorted(Path(OPTIONS["openvla"][0]).glob("*.safetensors"))]
-    assert digest(trainable.stored) == hashlib.sha256("".join(lines).encode()).hexdigest()
+    assert base_digest(trainable.stored) == hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def test_evidence_is_that_of_the_adapter(tmp_path):

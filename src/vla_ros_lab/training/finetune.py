@@ -32,7 +32,7 @@ from vla_ros_lab.training.stream import SampleStream
 from vla_ros_lab.training.trainer import OPTIMIZERS, RunResult, Say, TrainOptions, train
 from vla_ros_models import evidence
 from vla_ros_models.network_policy import NetworkPolicy, Placement, choose_device
-from vla_ros_models.view import FILE, VIEWS, digest, write_view
+from vla_ros_models.view import VIEW_FILE, VIEWS, base_digest, write_view
 
 logger = logging.getLogger(__name__)
 
@@ -168,8 +168,8 @@ def finetune(job: FineTuning, arguments: argparse.Namespace, say: Say = print) -
     if rank:  # the first process does the rest
         return {}
     if is_view:
-        write_view(output / FILE, arguments.adapter, digest(trainable.stored), adapted.view)
-        trained = job.reload(job.folder, output / FILE)
+        write_view(output / VIEW_FILE, arguments.adapter, base_digest(trainable.stored), adapted.view)
+        trained = job.reload(job.folder, output / VIEW_FILE)
     else:
         export(adapted, source, output, "bfloat16" if qlora else "")
         trained = job.reload(output)
