@@ -74,6 +74,9 @@ class FlowCheckpoint(Protocol):
     @property
     def stored(self) -> Mapping[str, StoredTensor]: ...
 
+    @property
+    def distilled(self) -> int: ...
+
     def plan(self, flow_steps: int) -> Callable[[str, str, str], MemoryNeeds]: ...
 
 
@@ -197,6 +200,9 @@ class FlowPolicy(SamplingPolicy[LoadedFlow, FlowRequest], Generic[C]):
 
     def _open(self, where: Placement) -> C:
         checkpoint = self._read()
+        self._require_steps(checkpoint.distilled)
+        if checkpoint.distilled:
+            self._require_guidance(checkpoint.distilled)
         if self._options.rtc == "trained" and not checkpoint.trained_delay:
             raise ConfigError(
                 f"policy.rtc: trained, but {self.folder} was not trained for it (no rtc_training_max_delay "
@@ -207,6 +213,19 @@ class FlowPolicy(SamplingPolicy[LoadedFlow, FlowRequest], Generic[C]):
             return checkpoint
         names = [part.name for group in checkpoint.parts.values() for part in group]
         return replace(checkpoint, stored=self._viewed(checkpoint.stored, names))  # type: ignore[type-var]
+
+    def _require_guidance(self, steps: int) -> None:
+        """Raise ConfigError for guidance that is not defined with few ``steps``."""
+        if steps == 1 and self._options.rtc == "jacobian":
+            raise ConfigError(
+                "policy.rtc: jacobian corrects noisy actions, which later flow steps turn into a plan, but "
+                f"{self.folder} has one flow step; set guided or auto"
+            )
+        if self._options.rtc_max_guidance > steps:
+            raise ConfigError(
+                f"policy.rtc_max_guidance: {self._options.rtc_max_guidance:g}, but one of {steps} flow steps would "
+                f"then correct more than the whole error; set at most {steps}, or 0"
+            )
 
     def _build(self, opened: C, where: Placement, progress: Progress) -> None:
         self._loaded = self._load(opened, where, progress)

@@ -48,6 +48,7 @@ class GrootPolicy(SamplingPolicy[LoadedGroot, GrootRequest]):
 
     def _open(self, where: Placement) -> GrootCheckpoint:
         checkpoint = read_checkpoint(self.folder, self._options)
+        self._require_steps(checkpoint.distilled)
         viewed = self._viewed(checkpoint.stored, tensor_shapes(checkpoint.architecture))
         checkpoint, processing = replace(checkpoint, stored=viewed), checkpoint.processing
         plan = partial(
@@ -96,6 +97,7 @@ class GrootPolicy(SamplingPolicy[LoadedGroot, GrootRequest]):
         from vla_ros_models.groot.training import make_trainable
 
         found, device = read_checkpoint(self.folder, self._options), str(where.device)
+        self._require_teacher(found.distilled)
         return make_trainable(found, self._spec(found), device, where.dtype, recompute_layers, **options)
 
     def _spec(self, checkpoint: GrootCheckpoint) -> PolicySpec:
