@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from test.training.runs import CPU, OPTIONS, ArmSamples, opened, policy_of, run
 from vla_ros.errors import CheckpointError, ConfigError
+from vla_ros.policies.remote.spec import decode_spec, encode_spec
 from vla_ros.types import Observation
 from vla_ros_lab.training.recipes import recipe_of, view_recipe
 from vla_ros_models.evidence import sha256
@@ -272,6 +274,11 @@ def test_the_base_is_what_sha256sum_says(tmp_path):
     trainable = policy_of(OPTIONS["openvla"][0], *OPTIONS["openvla"][1]).trainable(CPU)
     lines = [f"{sha256(file)}  {file.name}\n" for file in sorted(Path(OPTIONS["openvla"][0]).glob("*.safetensors"))]
     assert base_digest(trainable.stored) == hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def test_a_policy_behind_a_server_is_named_too(tmp_path):
+    spec = replace(policy_of(OPTIONS["pi05"][0]).describe(), view="ab" * 32)
+    assert decode_spec(encode_spec("pi", spec)).view == "ab" * 32
 
 
 def test_evidence_is_that_of_the_adapter(tmp_path):
