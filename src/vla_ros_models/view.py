@@ -150,13 +150,16 @@ def read_view(path: str | Path) -> ViewAdapter:
     stored = read_header(file)
     data = file.read_bytes()
     header: dict[str, Any] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    about = header.get("__metadata__") or {}
-    if about.get("format") != FORMAT or about.get("kind") not in VIEWS or "base" not in about:
+    found = header.get("__metadata__") or {}
+    try:
+        about = json.loads(found.get(FORMAT, "{}"))
+        kind, base = VIEWS[VIEWS.index(about["kind"])], str(about["base"])
+    except (ValueError, KeyError, TypeError):
         raise CheckpointError(
-            f"{file}: found the metadata {about}, expected format {FORMAT}, kind {' or '.join(VIEWS)}, and base; "
+            f"{file}: found the metadata {found}, expected {FORMAT} with kind ({' or '.join(VIEWS)}) and base; "
             "policy.view names what vla-ros finetune --adapter view wrote"
-        )
-    return ViewAdapter(file, hashlib.sha256(data).hexdigest(), about["kind"], about["base"], stored, load(data))
+        ) from None
+    return ViewAdapter(file, hashlib.sha256(data).hexdigest(), kind, base, stored, load(data))
 
 
 class _Changed(nn.Module):
@@ -207,6 +210,7 @@ def write_view(file: Path, kind: str, base: str, parts: Mapping[str, Tensor]) ->
     """Write an adapter; ``base`` is the :func:`base_digest` of the weights on which it was trained."""
     tensors = {name: part.detach().float().cpu().contiguous() for name, part in parts.items()}
     partial_file = file.with_suffix(".part")
-    save_file(tensors, partial_file, metadata={"format": FORMAT, "kind": kind, "base": base})
+    # One entry: safetensors writes several in any order, and equal adapters must have equal hashes.
+    save_file(tensors, partial_file, metadata={FORMAT: json.dumps({"kind": kind, "base": base})})
     partial_file.chmod(0o644)  # safetensors makes it readable only by its owner
     partial_file.rename(file)

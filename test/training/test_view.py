@@ -1,5 +1,6 @@
 """Viewpoint adapters: what they compute, what is written and loaded, and which files are refused."""
 
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -21,7 +22,7 @@ from vla_ros.policies.remote.spec import decode_spec, encode_spec
 from vla_ros.types import Observation
 from vla_ros_lab.training.recipes import recipe_of, view_recipe
 from vla_ros_models.evidence import sha256
-from vla_ros_models.view import VIEW_FILE, VIEWS, add_view, base_digest, layers_of, write_view
+from vla_ros_models.view import FORMAT, VIEW_FILE, VIEWS, add_view, base_digest, layers_of, write_view
 
 FAMILIES = ("openvla", "oft", "pi05", "smolvla", "groot")
 
@@ -223,7 +224,7 @@ DAMAGES = {
     "type": (lambda tensors, about: tensors.update({f"{LAYER}.scale": tensors[f"{LAYER}.scale"].int()}), "I32"),
     "base": (lambda tensors, about: about.update(base="0" * 64), "was trained on weights with the SHA-256 0000"),
     "kind": (lambda tensors, about: about.update(kind="view-lora"), "missing: .*unexpected: "),
-    "format": (lambda tensors, about: about.clear(), "expected format"),
+    "format": (lambda tensors, about: about.clear(), "expected vla_ros.view.1 with kind"),
 }
 
 
@@ -234,10 +235,10 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path, damage):
     file, _ = written(tmp_path, "pi05", "view")
     tensors = load_file(file)
     with safe_open(file, "pt") as opened_file:
-        about = dict(opened_file.metadata())
+        about = json.loads(opened_file.metadata()[FORMAT])
     change, told = DAMAGES[damage]
     change(tensors, about)
-    save_file(tensors, file, metadata=about or None)
+    save_file(tensors, file, metadata={FORMAT: json.dumps(about)})
     with pytest.raises(CheckpointError, match=told) as caught:
         policy_of(OPTIONS["pi05"][0], f"policy.view:={file}").load()
     assert str(file) in str(caught.value)
