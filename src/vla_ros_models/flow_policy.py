@@ -8,8 +8,8 @@ to the previous ones, and their time is 0 in every step.
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError
 from vla_ros.policies.base import Progress
 from vla_ros.types import FloatArray, IntArray, Observation, PreviousChunk, RawImage, UInt8Array
+from vla_ros_models.checkpoint_files import StoredTensor
 from vla_ros_models.engine.flow_engine import Continuation, FlowEngine, FlowRequest
 from vla_ros_models.flow_options import FlowOptions, RtcSettings
 from vla_ros_models.memory import MemoryCheck, MemoryNeeds
@@ -27,6 +28,7 @@ from vla_ros_models.normalization import Array, LearnedStatistics
 from vla_ros_models.processor_files import has_processors
 from vla_ros_models.sampling import Converts, SamplingPolicy, SamplingSession, check_noise
 from vla_ros_models.tokenizers import Tokenizer
+from vla_ros_models.training import StoredPart
 
 WARM_PROMPT = 64
 
@@ -65,6 +67,12 @@ class FlowCheckpoint(Protocol):
 
     @property
     def trained_delay(self) -> int: ...
+
+    @property
+    def parts(self) -> Mapping[str, Sequence[StoredPart]]: ...
+
+    @property
+    def stored(self) -> Mapping[str, StoredTensor]: ...
 
     @property
     def distilled(self) -> int: ...
@@ -201,7 +209,10 @@ class FlowPolicy(SamplingPolicy[LoadedFlow, FlowRequest], Generic[C]):
                 "in its config.json); set guided"
             )
         self._memory = MemoryCheck(checkpoint.plan(self._options.flow_steps), CHOICES, str(where.device))
-        return checkpoint
+        if not self._options.view:
+            return checkpoint
+        names = [part.name for group in checkpoint.parts.values() for part in group]
+        return replace(checkpoint, stored=self._viewed(checkpoint.stored, names))  # type: ignore[type-var]
 
     def _require_guidance(self, steps: int) -> None:
         """Raise ConfigError for guidance that is not defined with few ``steps``."""

@@ -3,8 +3,8 @@
 import gc
 import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 from vla_ros.config import Config
+from vla_ros.config.checkpoints import base_folder
 from vla_ros.errors import CheckpointError, ConfigError, ImageError, VlaRosError
 from vla_ros.policies.base import Policy, Progress, Session, no_progress, options_of
 from vla_ros.policies.options import NetworkOptions
 from vla_ros.types import ActionChunk, FloatArray, Observation, RawImage, UInt8Array
-from vla_ros_models.checkpoint_files import checkpoint_folder
+from vla_ros_models.checkpoint_files import StoredTensor, checkpoint_folder
 from vla_ros_models.engine.fp8 import CAPABILITY
 from vla_ros_models.engine.graph_engine import GraphEngine
 from vla_ros_models.engine.resizer import resizes
@@ -24,6 +25,7 @@ from vla_ros_models.engine.tolerances import SEES
 from vla_ros_models.evidence import require_evidence
 from vla_ros_models.memory import MemoryCheck
 from vla_ros_models.training import Trainable
+from vla_ros_models.view import read_view
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +125,7 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
     def __init__(self, config: Config) -> None:
         self._options = options_of(config, self.Options)
         self._loaded: L | None = None
+        self._view = ""  # SHA-256 of ``policy.view``, once it was read
 
     @property
     def loaded(self) -> L:
@@ -143,7 +146,7 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         if options.threads:
             torch.set_num_threads(options.threads)
         if options.evidence == "require":
-            require_evidence(self.folder)
+            require_evidence(Path(options.view).expanduser().parent if options.view else self.folder)
         where = self._placement()
         opened, name = self._open(where), f"{self.title} {self.folder.name}"
         need = self._memory.require(where.dtype, options.quantization)
@@ -152,6 +155,7 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         with self._memory.explained():
             try:
                 self._build(opened, where, lambda share, what: progress(0.95 * share, what))
+                self.spec = replace(self.spec, view=self._view)
                 progress(0.95, "self-test" if options.self_test else "warm-up")
                 self._try_out()
             except BaseException:
@@ -260,6 +264,21 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
     @abstractmethod
     def _warm_up(self, batch: int) -> bool:
         """See :meth:`prepare`."""
+
+    def _viewed(self, stored: Mapping[str, StoredTensor], names: Collection[str]) -> dict[str, StoredTensor]:
+        """Return the stored tensors with ``policy.view`` merged; ``names`` are those that the network runs."""
+        options = self._options
+        if not options.view:
+            return dict(stored)
+        if (base := base_folder(self.folder, options.base)) is not None:
+            raise ConfigError(
+                f"policy.view: {self.folder} is an adapter of {base}, on which none is trained; merge it first: "
+                "vla-ros convert"
+            )
+        view = read_view(options.view)
+        self._view = view.sha256
+        logger.info("%s: %s, SHA-256 %s, becomes part of the weights", view.file, view.kind, view.sha256)
+        return view.merged(stored, names)
 
     def _details(self) -> str:
         """Return text to append to the last progress message of :meth:`load`."""

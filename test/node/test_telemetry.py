@@ -4,9 +4,11 @@ import os
 import time
 import urllib.request
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from scripted_node import ScriptedPolicy
 
 from vla_ros.vision.decode import decode_image
 from vla_ros.vision.messages import encode_image
@@ -75,6 +77,14 @@ def test_status_reaches_a_late_subscriber_and_follows_each_change(robot, inside)
     robot.until(lambda: said()["stopped_by"] == "operator_stop", robot.send_joints)
     assert said()["counters"]["operator_stop"] == 1
     assert "reset" in said()["explanation"]
+
+
+def test_the_viewpoint_adapter_is_named(robot, inside) -> None:
+    policy = ScriptedPolicy()
+    policy.spec = replace(policy.spec, view="ab" * 32)
+    inside(policy=policy)
+    robot.until(lambda: robot.status.get("view") == "ab" * 32, robot.send_frame)
+    robot.until(lambda: robot.diagnostics.get("policy", {}).get("view") == "ab" * 32, robot.send_frame)
 
 
 def test_the_debug_image_is_published_for_subscribers(robot, inside) -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from vla_ros.cli.main import main
+from vla_ros_models.evidence import sha256
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ("--config", str(ROOT / "config" / "demo.yaml"), "--config", str(ROOT / "config" / "demo_pi.yaml"))
@@ -64,6 +65,34 @@ def test_the_statistics_of_the_data_are_trained_on_and_written(tmp_path):
     written = load_file(out / name)
     assert written.keys() == shipped.keys()
     assert not np.allclose(written["observation.state.q01"], shipped["observation.state.q01"], atol=1e-2)
+
+
+def test_a_viewpoint_adapter_from_a_bag_to_a_replay(tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ("--output", str(out), "--adapter", "view", "--learning-rate", "0.05", "--hold-out", "0.5")
+    assert finetune(*words, *QUICK, "--json", str(tmp_path / "f.json")) == 0
+    assert {path.name for path in out.iterdir()} == {"view.safetensors", "run", "evidence"}
+    file = out / "view.safetensors"
+    assert file.stat().st_size < 10_000
+    digest = sha256(file)
+    assert json.loads((out / "evidence" / "evidence.json").read_text())["weights"] == {file.name: digest}
+    assert finetune(*words, *QUICK) == 0  # resumes: nothing is left to do
+    assert sha256(file) == digest
+    view = ("-p", f"policy.view:={file}")
+    assert np.abs(actions("demo-pi", tmp_path, *view) - actions("demo-pi", tmp_path)).max() > 1e-6
+    outputs = ("--json", str(tmp_path / "r.json"), "--report", str(tmp_path / "r.html"))
+    assert main(["replay", BAG, *CONFIG, "-p", "policy.checkpoint:=demo-pi", *view, *outputs]) == 0
+    assert json.loads((tmp_path / "r.json").read_text())["policy"]["view"] == digest
+    assert digest in (tmp_path / "r.html").read_text()
+    capsys.readouterr()
+    assert finetune("--output", str(tmp_path / "two"), "--adapter", "view", *view, *QUICK) == 1
+    assert "without another one" in capsys.readouterr().err
+
+
+def test_a_viewpoint_adapter_keeps_the_statistics(tmp_path, capsys):
+    words = ("--output", str(tmp_path / "out"), "--adapter", "view", "--statistics", "data")
+    assert finetune(*words, *QUICK) == 1
+    assert "--statistics checkpoint" in capsys.readouterr().err
 
 
 def test_without_an_output(capsys):

@@ -83,6 +83,7 @@ class PolicySpec:
     uses_instruction: bool = True  # False if the policy ignores the instruction
     # m of ACT's temporal ensembling (weights exp(-m i), i = 0 for the oldest chunk); None: the checkpoint has none
     ensemble_decay: float | None = None
+    view: str = ""  # SHA-256 of the viewpoint adapter's file that is part of the weights; empty without one
 
     @property
     def image_keys(self) -> tuple[str, ...]:

@@ -19,6 +19,11 @@ class NetworkOptions(PolicyConfig):
         "Folder of the base model into which the checkpoint's adapter (PEFT) is merged; empty: the one that "
         "adapter_config.json names, if it is a folder here",
     )
+    view: str = option(
+        "",
+        "File of a viewpoint adapter (vla-ros finetune --adapter view), which becomes part of the weights at load; "
+        "empty: none",
+    )
     device: str = option("auto", "Where the model runs: auto, cpu, cuda or cuda:N")
     dtype: str = option(
         "auto",

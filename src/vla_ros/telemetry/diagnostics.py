@@ -64,12 +64,14 @@ def frames_part(frames: Mapping[str, Any]) -> PartStatus:
     )
 
 
-def policy_part(info: Mapping[str, Any], outside: int) -> PartStatus:
+def policy_part(info: Mapping[str, Any], outside: int, view: str = "") -> PartStatus:
     """Report the numbers and strings of the last ``ActionChunk.info``.
 
-    ``outside`` counts the tokens of the last second that were not action tokens (``outside_bins``).
+    ``outside`` counts the tokens of the last second that were not action tokens (``outside_bins``); ``view`` is the
+    SHA-256 of the viewpoint adapter, or empty.
     """
     values = {name: str(value) for name, value in info.items() if isinstance(value, (bool, int, float, str))}
+    values |= {"view": view} if view else {}
     if outside:
         message = f"{outside} tokens were not action tokens and were clipped: check checkpoint, prompt and images"
         return PartStatus("policy", WARN, message, values)

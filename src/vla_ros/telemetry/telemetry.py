@@ -127,6 +127,7 @@ class Telemetry:
             "blocks": {reason.value: detail for reason, detail in status.blocks.items()},
             "explanation": self._safety.explain(),
             "instruction": snapshot.instruction,
+            "view": self._spec.view,
             "counters": dict(self._safety.counters),
             "frames": self._stats.frames(),
             "collision": self._collision(),
@@ -154,7 +155,7 @@ class Telemetry:
             diagnostics.guard_part(self._guard()),
             diagnostics.topics_part(self._wrong),
             diagnostics.graph_part(self._graph.lost_checks),
-            diagnostics.policy_part(self._answer, outside - self._outside_said),
+            diagnostics.policy_part(self._answer, outside - self._outside_said, self._spec.view),
             diagnostics.process_part(self._resources()),
         ]
         self._outside_said = outside

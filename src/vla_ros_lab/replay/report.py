@@ -80,6 +80,7 @@ def _render(result: Result) -> str:
     mode = "open loop" if figures["mode"] == "open_loop" else f"as it would have run, {figures['speed']:g} x"
     name, checkpoint = figures["policy"]["name"], figures["policy"]["checkpoint"]
     name += f" with {checkpoint}" if checkpoint else ""
+    name += f", view {figures['policy']['view']}" if figures["policy"]["view"] else ""
     errors = frame_errors(result.counted)
     moments = worst(result.counted, errors)
     body = [page.verdict(verdict.level, verdict.headline, verdict.reasons), page.tiles(_tiles(figures))]

@@ -52,7 +52,11 @@ def make_result(outcomes: Sequence[Outcome], config: Config, options: ReplayOpti
     figures |= {
         "verdict": verdict.to_json(),
         "not_played": problems,
-        "policy": {"name": config.policy.name, "checkpoint": getattr(config.policy, "checkpoint", "")},
+        "policy": {
+            "name": config.policy.name,
+            "checkpoint": getattr(config.policy, "checkpoint", ""),
+            "view": spec.view,
+        },
         "config": flatten(config),
         "versions": versions(),
     }

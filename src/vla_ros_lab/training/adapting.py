@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from vla_ros.errors import ConfigError
 from vla_ros_lab.training.recipes import LoraRecipe, Recipe
 from vla_ros_models.training import Trainable
+from vla_ros_models.view import VIEWS, add_view
 
-ADAPTERS = ("full", "lora", "qlora")
+ADAPTERS = ("full", "lora", "qlora", *VIEWS)
 _NAME = "default"  # of the adapter, as peft calls it
 
 
@@ -38,6 +39,7 @@ class Adapted:
     layers: dict[str, str]  # each layer with an adapter to its stored name
     whole: Mapping[str, str]  # each parameter that trains in full to its stored name
     quantized: dict[str, str]  # each quantised layer to its stored name
+    view: Mapping[str, nn.Parameter] = field(default_factory=dict)  # of a viewpoint adapter, by the file's names
 
     @property
     def trainee(self) -> nn.Module:
@@ -79,6 +81,11 @@ def adapt(trainable: Trainable, recipe: Recipe, options: AdapterOptions, device:
     Raises ConfigError if nothing would train.
     """
     trainee, names = trainable.trainee, trainable.names
+    if options.adapter in VIEWS:
+        if fixed := [name for name in ("alpha", "targets", "train") if getattr(options, name)]:
+            raise ConfigError(f"--{fixed[0]}: --adapter {options.adapter} determines what trains; leave it out")
+        trainee.to(device)
+        return Adapted(trainable, None, {}, {}, {}, add_view(trainable, options.adapter, options.rank))
     modules = {name.rpartition(".")[0]: stored.rpartition(".")[0] for name, stored in names.items()}
     lora, layers = None, dict[str, str]()
     whole = options.train or recipe.trained

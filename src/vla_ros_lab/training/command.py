@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vla_ros.config import load
 from vla_ros.config.checkpoints import base_folder
+from vla_ros.config.loading import assignment
 from vla_ros.errors import ConfigError, printable
 from vla_ros.files import check_output, save_text
 from vla_ros.policies.base import Policy, checkpoint_options, create
@@ -35,9 +36,10 @@ def fine_tune(
         if not printed:
             print(printable(line), flush=True)
 
-    def make(folder: Path | str) -> Policy:
+    def make(folder: Path | str, view: Path | None = None) -> Policy:
         named = checkpoint_options(None, folder, arguments.config)
-        return create(load(arguments.config, [*named, *arguments.param]))
+        views = [assignment("policy.view", str(view))] if view is not None else []
+        return create(load(arguments.config, [*named, *arguments.param, *views]))
 
     for one in report.findings:
         say(f"{one.level}: {one.name}: {one.found}")
@@ -51,6 +53,8 @@ def fine_tune(
     folder, model = checkpoint_folder(arguments.checkpoint), config.policy
     if base_folder(folder, getattr(model, "base", "")) is not None:
         raise ConfigError(f"--checkpoint {folder}: has an adapter; merge it into its base first: vla-ros convert")
+    if getattr(model, "view", ""):
+        raise ConfigError(f"policy.view {model.view}: is trained without another one; leave it out")  # type: ignore[attr-defined]
     if getattr(model, "gpus", 1) > 1:
         raise ConfigError("policy.gpus: each process trains the whole network; set it to 1, and use torchrun")
     job = FineTuning(

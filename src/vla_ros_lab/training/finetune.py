@@ -28,7 +28,7 @@ from vla_ros_lab.training import plan, proof
 from vla_ros_lab.training.adapting import ADAPTERS, AdapterOptions, adapt
 from vla_ros_lab.training.augmentation import AUGMENTATIONS
 from vla_ros_lab.training.export import export
-from vla_ros_lab.training.recipes import recipe_of
+from vla_ros_lab.training.recipes import recipe_of, view_recipe
 from vla_ros_lab.training.restated import restate
 from vla_ros_lab.training.samples import Samples
 from vla_ros_lab.training.stream import SampleStream
@@ -38,6 +38,7 @@ from vla_ros_models import evidence
 from vla_ros_models.distillation import TRAINED, distilled
 from vla_ros_models.network_policy import NetworkPolicy, Placement, choose_device
 from vla_ros_models.training import Trainable
+from vla_ros_models.view import VIEW_FILE, VIEWS, base_digest, write_view
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,13 @@ _LIBRARIES = ("torch", "accelerate", "peft", "bitsandbytes", "transformers", "vl
 def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what says how a checkpoint is fine-tuned; 0 and empty take the family's published recipe."""
     add = parser.add_argument
-    add("--adapter", default="lora", choices=ADAPTERS, help="what trains; qlora: on a base in 4 bits")
+    add(
+        "--adapter",
+        default="lora",
+        choices=ADAPTERS,
+        help="what trains; qlora: on a base in 4 bits; view, "
+        "view-lora: for a camera that was moved, writes only view.safetensors",
+    )
     add("--steps", type=number(int, 0), default=0, help="optimiser's steps")
     text = "what trains begins with the checkpoint's weights, or with random ones: only its form counts"
     add("--init", default="checkpoint", choices=("checkpoint", "random"), help=text)
@@ -91,7 +98,7 @@ class FineTuning:
     policy: Policy  # of the checkpoint; not loaded
     folder: Path  # the checkpoint
     open_samples: Callable[[PolicySpec], Samples]
-    reload: Callable[[Path], Policy]  # makes the policy of another checkpoint
+    reload: Callable[..., Policy]  # makes the policy of another checkpoint, and of a viewpoint adapter's file
     data: Mapping[str, str]  # SHA-256 of the files of the data
     config: Config  # the node's options
     # The data's statistics: the layout of the family's file, and its content; None keeps the checkpoint's.
@@ -118,6 +125,11 @@ def finetune(job: FineTuning, arguments: argparse.Namespace, say: Say = print) -
                 f"--checkpoint {job.folder}: is an adapter or quantised ({name}); write it as a checkpoint of its "
                 "own first: vla-ros convert"
             )
+    if arguments.adapter in VIEWS and job.statistics is not None:
+        raise ConfigError(
+            f"--adapter {arguments.adapter}: keeps the checkpoint's statistics, which do not fit the data (--check "
+            "says why); give --statistics checkpoint to train nevertheless"
+        )
     claimed = _claim(output, job, arguments)
     if arguments.scores:
         old, new = arguments.scores
@@ -144,6 +156,8 @@ def finetune(job: FineTuning, arguments: argparse.Namespace, say: Say = print) -
     if arguments.init == "random":
         _draw(trainable, arguments)
     recipe = recipe_of(trainable.family, trainable.layout)
+    if is_view := arguments.adapter in VIEWS:
+        recipe = view_recipe(recipe, arguments.adapter)
     chosen = AdapterOptions(arguments.adapter, arguments.rank, arguments.alpha, arguments.targets, arguments.train)
     if job.flow_steps:
         trainable = distilled(trainable, job.flow_steps, job.flows)
@@ -180,9 +194,14 @@ def finetune(job: FineTuning, arguments: argparse.Namespace, say: Say = print) -
     done = train(adapted, stream, recipe, options, output / RUN, say)
     if rank:  # the first process does the rest
         return {}
-    export(adapted, source, output, "bfloat16" if qlora else "", job.flow_steps)
+    if is_view:
+        write_view(output / VIEW_FILE, arguments.adapter, base_digest(trainable.stored), adapted.view)
+        trained = job.reload(job.folder, output / VIEW_FILE)
+    else:
+        export(adapted, source, output, "bfloat16" if qlora else "", job.flow_steps)
+        trained = job.reload(output)
     weights = evidence.weight_hashes(output)  # of what is compared
-    compared = _prove(job, output, samples, held)
+    compared = _prove(job, trained, output, samples, held)
     say(str(compared))
     _write_evidence(output, job, claimed, weights, done, compared)
     return {
@@ -254,14 +273,13 @@ def _claim(output: Path, job: FineTuning, arguments: argparse.Namespace) -> dict
     return described
 
 
-def _prove(job: FineTuning, output: Path, samples: Samples, held: list[range]) -> proof.Proof:
+def _prove(job: FineTuning, trained: Policy, output: Path, samples: Samples, held: list[range]) -> proof.Proof:
     """Compare the old and the new checkpoint on held-out episodes, as the robot would run them."""
     if not held:
         return proof.Proof(proof.UNDECIDED, "none")
     (output / evidence.FOLDER).mkdir(exist_ok=True)
     found = []
-    for name, folder in (("old", job.folder), ("new", output)):
-        policy = job.reload(folder)
+    for name, policy in (("old", job.reload(job.folder)), ("new", trained)):
         policy.load()
         found.append(proof.replay(policy, samples, held, job.config))
         policy.close()

@@ -5,12 +5,14 @@ Patterns are matched from the beginning of a tensor's name in the checkpoint, wi
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 
 from torch.nn import Parameter
 
 from vla_ros.errors import ConfigError
+from vla_ros_models.view import VIEW
 
 Schedule = Callable[[int, int], float]
 """Takes a step, from 0, and the number of steps; returns a factor of the learning rate."""
@@ -177,6 +179,22 @@ RECIPES: Mapping[tuple[str, str], Recipe] = {
     ("oft", "none"): _OFT,
 }
 """Recipes by :attr:`~vla_ros_models.training.Trainable.family` and ``layout``."""
+
+
+def view_cosine(step: int, steps: int, usual: int, decay: int, final: float) -> float:
+    """Rise for 500 steps, then fall until step ``decay``; runs of fewer than the ``usual`` steps scale both."""
+    share = min(1.0, steps / usual)
+    return openpi_cosine(step, steps, int(500 * share), int(decay * share), final)
+
+
+def view_recipe(recipe: Recipe, adapter: str) -> Recipe:
+    """Return a family's recipe with the published numbers of a viewpoint adapter, those of pi0.5."""
+    usual, decay, final = (5000, 5000, 0.1) if adapter == VIEW else (1500, 2000, 0.01)
+    schedule = partial(view_cosine, usual=usual, decay=decay, final=final)
+    return replace(
+        recipe, source="arXiv 2512.02902v2, table 7", learning_rate=5e-4, schedule=schedule, batch=32, steps=usual,
+        betas=(0.9, 0.95), weight_decay=1e-10, clip=1.0,
+    )  # fmt: skip
 
 
 def recipe_of(family: str, layout: str) -> Recipe:

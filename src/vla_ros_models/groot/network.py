@@ -4,7 +4,7 @@ Vision tower, language model, connector and action head are four descriptions. W
 is computed when the weights are loaded, and consecutive linear layers without an activation between them are one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,13 +13,16 @@ from torch.nn import functional
 
 from vla_ros_models.engine.decoder import run_layer, run_layers
 from vla_ros_models.engine.ops import Ops
-from vla_ros_models.engine.stream import CACHE_BLOCK, Cross, KVCache, Positions
+from vla_ros_models.engine.stream import CACHE_BLOCK, Cross, KVCache, Positions, Stream
 from vla_ros_models.engine.tile_configs import SKINNY
 from vla_ros_models.engine.weights import DecoderWeights
 from vla_ros_models.groot.architecture import GrootArchitecture
 
 Linear = tuple[Tensor, Tensor]
 """Weight [outputs, inputs] and bias [outputs]."""
+
+RunLayer = Callable[[DecoderWeights, Ops, KVCache, int, Stream, Positions], Stream]
+"""Runs a layer of a decoder, as :func:`~vla_ros_models.engine.decoder.run_layer`."""
 
 TIME_PERIOD = 10000.0
 LAST_EPS = 1e-6
@@ -118,8 +121,8 @@ class GrootModel:
         units = table.view(rows // merge, merge, columns // merge, merge, width)
         return units.transpose(1, 2).reshape(rows * columns, width)
 
-    def encode(self, ops: Ops, images: Tensor, grid: Grid) -> list[Tensor]:
-        """Encode uint8 images [N, H, W, 3] of one size.
+    def encode(self, ops: Ops, images: Tensor, grid: Grid, layer: RunLayer = run_layer) -> list[Tensor]:
+        """Encode uint8 images [N, H, W, 3] of one size; ``layer`` runs each layer.
 
         Returns the tokens [N, T, width], and for each level of DeepStack what is added to them.
         """
@@ -136,13 +139,20 @@ class GrootModel:
         stream = ops.start(weights, functional.linear(rows, *self.patch) + grid.embedded, positions)
         levels = []
         for index in range(len(weights.layers)):
-            stream = run_layer(weights, ops, cache, index, stream, positions)
+            stream = layer(weights, ops, cache, index, stream, positions)
             if index in vision.deepstack:
                 levels.append(self.mergers[1 + vision.deepstack.index(index)](stream.hidden))
         return [self.mergers[0](stream.hidden), *levels]
 
     def read(
-        self, ops: Ops, tokens: Tensor, places: Tensor, images: Tensor, levels: Sequence[Tensor], positions: Tensor
+        self,
+        ops: Ops,
+        tokens: Tensor,
+        places: Tensor,
+        images: Tensor,
+        levels: Sequence[Tensor],
+        positions: Tensor,
+        layer: RunLayer = run_layer,
     ) -> Tensor:
         """Run the language model; return hidden states [B, L, width] before its last norm.
 
@@ -156,7 +166,7 @@ class GrootModel:
         at = everywhere(hidden, *self._rotary(positions), causal=True)
         stream = ops.start(weights, flat.view_as(hidden), at)
         for index in range(len(weights.layers)):
-            stream = run_layer(weights, ops, cache, index, stream, at)
+            stream = layer(weights, ops, cache, index, stream, at)
             if index < min(len(levels), len(weights.layers) - 1):  # the head reads the last layer's own output
                 flat = stream.hidden.flatten(0, 1).index_add(0, places, levels[index].to(hidden.dtype))
                 stream = ops.start(weights, flat.view_as(hidden), at, stream.norm)

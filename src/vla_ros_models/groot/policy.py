@@ -12,6 +12,7 @@ from vla_ros.policies.published import loop_of
 from vla_ros.types import Observation, PreviousChunk
 from vla_ros_models.engine.flow_engine import Continuation
 from vla_ros_models.groot import GrootOptions
+from vla_ros_models.groot.building import tensor_shapes
 from vla_ros_models.groot.inference import GrootRequest, LoadedGroot, continue_chunk, load_model
 from vla_ros_models.groot.loading import GROOT_CHOICES, GrootCheckpoint, plan_memory, read_checkpoint
 from vla_ros_models.memory import MemoryCheck
@@ -49,7 +50,8 @@ class GrootPolicy(SamplingPolicy[LoadedGroot, GrootRequest]):
     def _open(self, where: Placement) -> GrootCheckpoint:
         checkpoint = read_checkpoint(self.folder, self._options)
         self._require_steps(checkpoint.distilled)
-        processing = checkpoint.processing
+        viewed = self._viewed(checkpoint.stored, tensor_shapes(checkpoint.architecture))
+        checkpoint, processing = replace(checkpoint, stored=viewed), checkpoint.processing
         plan = partial(
             plan_memory, checkpoint.architecture, cameras=len(processing.images), resize=processing.resize
         )

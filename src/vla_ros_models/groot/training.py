@@ -17,10 +17,12 @@ from torch.nn import functional
 
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.types import FloatArray, Observation
+from vla_ros_models.engine.decoder import run_layer
 from vla_ros_models.engine.ops import Ops
+from vla_ros_models.engine.stream import KVCache, Positions, Stream
 from vla_ros_models.engine.training import recompute, train_layer
 from vla_ros_models.engine.weights import DecoderWeights
-from vla_ros_models.groot.architecture import HEAD, GrootArchitecture
+from vla_ros_models.groot.architecture import HEAD, VISION, GrootArchitecture
 from vla_ros_models.groot.building import (
     TARGET_LAYERS,
     StoredTensors,
@@ -32,7 +34,7 @@ from vla_ros_models.groot.building import (
     sines,
 )
 from vla_ros_models.groot.loading import GrootCheckpoint, load_tensors
-from vla_ros_models.groot.network import LAST_EPS, Grid, GrootModel, everywhere
+from vla_ros_models.groot.network import LAST_EPS, Grid, GrootModel, RunLayer, everywhere
 from vla_ros_models.groot.processing import Processing
 from vla_ros_models.groot.prompt import PromptEncoder, read_prompt_encoder
 from vla_ros_models.training import (
@@ -107,6 +109,8 @@ class GrootTrainee(nn.Module):
         whole = build_model(sizes, tensors, 1)
         self.backbone: GrootModel = replace(whole, head=whole.head.first(0), crossing=(), connector=None)
         self.network = ParameterTree({name: tensor for name, tensor in tensors.items() if name.startswith(HEAD)})
+        self._tower = {name: tensor for name, tensor in tensors.items() if name.startswith(VISION)}
+        self._sees = False  # whether the tower may train
         self._grids: dict[tuple[int, int], Grid] = {}
         self.recompute_layers, self.connect_padding = recompute_layers, connect_padding
 
@@ -117,6 +121,23 @@ class GrootTrainee(nn.Module):
         velocity = self._velocity(batch, self.read(batch), noisy, self._bucket(batch.time))
         element = (velocity - (batch.actions - batch.noise)).square() * batch.counts
         return BatchLoss(element.sum() / (batch.counts.sum() + 1e-6), element)
+
+    def open_vision(self) -> Mapping[str, str]:
+        """Let vision tower and merger train; return the stored name of each of their parameters."""
+        self._sees = True
+        self.network.graft(self._tower)
+        return {f"network.{name}": name for name in self._tower}
+
+    def _opened(self) -> GrootModel:
+        """Return the backbone with the parameters of vision tower and merger."""
+
+        def get(name: str, *shape: int) -> Tensor:
+            owner, _, leaf = name.rpartition(".")
+            return getattr(self.network.get_submodule(owner), leaf) if name in self._tower else torch.empty(0)
+
+        stored = StoredTensors(self.sizes, get)
+        vision = replace(self.backbone.vision, layers=tuple(map(make_layer, stored.tower)))
+        return replace(self.backbone, vision=vision, mergers=tuple(stored.mergers))
 
     def counted(self, batch: GrootBatch) -> Tensor:
         """Return what counts in the loss, bool [B, H, A]."""
@@ -148,17 +169,30 @@ class GrootTrainee(nn.Module):
     def _bucket(self, time: Tensor) -> Tensor:
         return (time * self.sizes.time_buckets).long().float()
 
-    @torch.no_grad()
     def _encode(self, batch: GrootBatch) -> Tensor:
         """Return the language model's hidden states [B, L, width]."""
-        model, ops, patch = self.backbone, Ops(), self.sizes.vision.patch_size
+        if not self._sees:
+            with torch.no_grad():
+                return self._read(batch, self.backbone, run_layer)
+        run = recompute(self.recompute_layers and self.training)
+
+        def layer(
+            weights: DecoderWeights, ops: Ops, cache: KVCache, index: int, stream: Stream, positions: Positions
+        ) -> Stream:
+            hidden, *_ = run(train_layer, weights, index, stream.hidden, positions)
+            return Stream(hidden, stream.norm + 2)
+
+        return self._read(batch, self._opened(), layer)
+
+    def _read(self, batch: GrootBatch, model: GrootModel, layer: RunLayer) -> Tensor:
+        ops, patch = Ops(), self.sizes.vision.patch_size
         grid = batch.images.shape[2] // patch, batch.images.shape[3] // patch
         if grid not in self._grids:
             self._grids[grid] = model.grid(*grid)
-        first, *levels = model.encode(ops, batch.images.flatten(0, 1), self._grids[grid])
+        first, *levels = model.encode(ops, batch.images.flatten(0, 1), self._grids[grid], layer)
         places = (batch.tokens == self.sizes.image_token).flatten().nonzero()[:, 0]
         flat = [level.flatten(0, 1) for level in levels]
-        return model.read(ops, batch.tokens, places, first.flatten(0, 1), flat, batch.positions)
+        return model.read(ops, batch.tokens, places, first.flatten(0, 1), flat, batch.positions, layer)
 
     def _stored(self, like: Tensor) -> StoredTensors:
         parameters = dict(self.network.named_parameters())

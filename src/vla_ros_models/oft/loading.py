@@ -9,7 +9,8 @@ import logging
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -41,6 +42,14 @@ class Weights:
     manifest: dict[str, StoredTensor]  # shape and type of each tensor
     loaded: dict[str, Tensor]  # tensors already in memory: components and merged vision towers
     predicts_noise: bool = False  # True if a component file declares a diffusion head
+
+    def changed(self, manifest: dict[str, StoredTensor]) -> "Weights":
+        """Return the weights as ``manifest`` changes them; those in memory are changed at once."""
+        loaded = {
+            name: reduce(lambda one, change: change(one), manifest[name].changes, tensor)
+            for name, tensor in self.loaded.items()
+        }
+        return replace(self, manifest=manifest, loaded=loaded)
 
     def produce(self, cut: Cut = lambda name: None) -> Produce:
         """Return a function that yields tensors, or their parts, by name."""

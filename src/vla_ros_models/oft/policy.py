@@ -34,7 +34,7 @@ from vla_ros_models.openvla.policy import LONG_PROMPT, NATIVE_GRIPPER, LoadedNet
 from vla_ros_models.openvla.processing import ActionBins, ActionStatistics, choose
 from vla_ros_models.openvla.prompt import PromptEncoder, PromptSession, load_prompt_encoder
 from vla_ros_models.training import Trainable
-from vla_ros_models.weights import empty, fill
+from vla_ros_models.weights import empty, fill, parameter_shapes
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +148,10 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
                 "(FiLM), which only one GPU can run; set policy.gpus to 1"
             )
         logger.info("%s %s: %s", self.title, self.folder.name, layout)
-        self._check(empty(lambda: OFTModel(architecture, layout)), found.weights.manifest)
+        whole = empty(lambda: OFTModel(architecture, layout))
+        viewed = self._viewed(found.weights.manifest, parameter_shapes(whole))
+        found = replace(found, weights=found.weights.changed(viewed))
+        self._check(whole, viewed)
         model = build_shard(lambda part: OFTModel(part, layout), architecture, self._shard)
         self._plan(model, where.device)
         return found, model, prompt

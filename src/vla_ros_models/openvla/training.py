@@ -70,6 +70,15 @@ class TokenTrainee(nn.Module):
         super().__init__()
         self.network = network
         self.recompute_layers = recompute_layers
+        self.by_action = False
+
+    def open_vision(self) -> Mapping[str, str]:
+        """Let only actions count: a frozen decoder ends them as before, and prefers one of two equal tokens.
+
+        The two highest tokens decode to one number. Checkpoints differ in which of them they were trained on.
+        """
+        self.by_action = True
+        return {}
 
     def forward(self, batch: TokenBatch) -> BatchLoss:
         """Return the loss of a batch."""
@@ -79,9 +88,15 @@ class TokenTrainee(nn.Module):
             rows = hidden[batch.slots[:, 1:]].view(len(batch.tokens), -1, hidden.shape[-1])
             element = (head(rows).view_as(batch.actions).float() - batch.actions).abs()
             return BatchLoss(element.mean(), element)
-        chosen = batch.labels[:, 1:] != NO_LABEL
-        logits = self.network.language_model.lm_head(hidden[chosen]).float()
-        element = functional.cross_entropy(logits, batch.labels[:, 1:][chosen], reduction="none")
+        chosen = batch.slots[:, 1:] if self.by_action else batch.labels[:, 1:] != NO_LABEL
+        logits, labels = self.network.language_model.lm_head(hidden[chosen]).float(), batch.labels[:, 1:][chosen]
+        if self.by_action:
+            sizes = self.network.architecture
+            top = sizes.action_vocab_size - sizes.action_bins
+            both = logits[:, top : top + 2].logsumexp(1, keepdim=True)
+            logits = torch.cat([logits[:, :top], both, logits[:, top + 2 :]], dim=1)
+            labels = labels - (labels > top).long()
+        element = functional.cross_entropy(logits, labels, reduction="none")
         return BatchLoss(element.mean(), element)
 
     @property

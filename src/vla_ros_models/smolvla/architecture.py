@@ -32,6 +32,7 @@ class SmolVlaArchitecture(PiArchitecture):
     state_dim: int = 32  # numbers to which the state is padded
     reads: tuple[int, ...] = ()  # the prefix's layer that each layer of the expert reads
     special_tokens: bool = False  # True if two control tokens precede each image's tokens and one follows
+    projector_bias: bool = False  # True with the shifts of a viewpoint adapter: published projectors have no bias
 
     @property
     def image_tokens(self) -> int:

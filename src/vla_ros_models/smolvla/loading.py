@@ -1,7 +1,7 @@
 """Reads a LeRobot folder of SmolVLA, and loads its weights."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vla_ros.config.checkpoints import base_folder, config_folder
@@ -187,7 +187,8 @@ def read_words(vlm: Path, vocabulary: int) -> Words:
 def load_network(
     checkpoint: SmolVlaCheckpoint, device: str = "cpu", dtype: str = "float32", progress: Progress = no_progress
 ) -> SmolVlaNetwork:
-    sizes, vlm = checkpoint.architecture, checkpoint.vlm
+    shifts = f"{SMOLVLA_TENSORS.projector}.bias" in checkpoint.stored  # of a viewpoint adapter
+    sizes, vlm = replace(checkpoint.architecture, projector_bias=shifts), checkpoint.vlm
     source = f"{checkpoint.folder}: the weights are not those of the sizes in config.json and {vlm}"
     network = fill_network(build_empty(sizes), SMOLVLA_TENSORS, checkpoint.stored, source, device, dtype, progress)
     network.vision.resize(sizes.vision)

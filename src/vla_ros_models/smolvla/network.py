@@ -28,7 +28,8 @@ class SmolVlaNetwork(PiNetwork):
         super().__init__(architecture)
         prefix, vision = architecture.prefix, architecture.vision
         self.vision = SiglipTower(replace(vision, image_size=architecture.stored_image))
-        self.projector = nn.Linear(vision.width * architecture.shuffle**2, prefix.hidden_size, bias=False)
+        inputs, bias = vision.width * architecture.shuffle**2, architecture.projector_bias
+        self.projector = nn.Linear(inputs, prefix.hidden_size, bias=bias)
         self.prefix = GemmaParameters(prefix, LlamaNorm, keys_only=True)
         self.expert = GemmaParameters(architecture.expert, LlamaNorm, crossing=architecture.crossing)
         self.state_proj = nn.Linear(architecture.state_dim, prefix.hidden_size)

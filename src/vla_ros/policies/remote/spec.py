@@ -64,6 +64,7 @@ def encode_spec(name: str, spec: PolicySpec) -> dict[str, Any]:
         "continues_chunks": spec.continues_chunks,
         "instructed": spec.uses_instruction,
         "ensemble_decay": spec.ensemble_decay,
+        "view": spec.view,
     }
 
 
@@ -104,6 +105,7 @@ def decode_spec(metadata: Metadata) -> PolicySpec:
             continues_chunks=metadata.get("continues_chunks") is True,
             uses_instruction=metadata.get("instructed") is not False,
             ensemble_decay=None if decay is None else float(_number(decay, -_STEEPEST, _STEEPEST)),
+            view=str(metadata.get("view", ""))[:64],
         )
     except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
         text = f"{type(error).__name__}: {str(error)[:200]}"
