@@ -14,6 +14,8 @@ from vla_ros.guard.frames import GuardFrame
 from vla_ros.guard.history import JointHistory
 from vla_ros.types import FloatArray, JointState
 
+_MOST = 512  # joint states
+
 
 @dataclass(eq=False)
 class GuardedArm:
@@ -27,6 +29,8 @@ class GuardedArm:
     stamped: bool = True  # its joint states have stamps
     newest: JointState | None = None  # believed, and when it arrived
     arrived: int = 0
+    # Not yet merged: joint states, their publishers, when they arrived, and whether the arm moved.
+    unmerged: deque[tuple[JointState, bytes, int, bool]] = field(default_factory=lambda: deque(maxlen=_MOST))
     last: FloatArray | None = None  # [N], positions that were sent last
     proposed: FloatArray | None = None  # [N], of the node's last motion
     fingers: FloatArray = field(default_factory=lambda: np.zeros(0))  # sent last; NaN without a command

@@ -11,18 +11,23 @@ from dataclasses import replace
 import numpy as np
 
 from vla_ros.config import VELOCITY_OUTPUTS, Config
+from vla_ros.config.takeover import PERSON_RATE_HZ
 from vla_ros.control.command import Command, lifetime
 from vla_ros.control.envelope import Envelope
-from vla_ros.control.measured import MeasuredArm, held_fingers, joint_speeds, sags
+from vla_ros.control.measured import MeasuredArm, held_fingers, joint_speeds, position_of, sags
+from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.guard.frames import GuardFrame, Kind
 from vla_ros.guard.history import MeasuredRange
 from vla_ros.kinematics.solver import Kinematics
-from vla_ros.types import FloatArray
+from vla_ros.types import FloatArray, JointState
 
 _SPARE = 1.0  # s beyond timeouts.inference, as the node's
 _ROUNDING = 1e-6  # rad, m, rad/s or m/s
 _SHARE = 1 + 1e-6
 _EASE = 2.0  # factor by which an acceleration may exceed its limit: where a step began is not always known
+_SHORTEST = 0.4  # of a step; a velocity's last one on the way to rest is no shorter
+_HOLDING = 1.0  # s beyond what the joints need, for which a hold may take
+_BEYOND = 0.1  # share of the stroke; a measured finger moves by less until it is held
 _TWIST = 1.02  # factor by which a twist may exceed its step limits, as docs/safety.md says, and rounding
 
 
@@ -60,8 +65,12 @@ class ArmCheck:
         self.envelope = Envelope.from_config(config, self.arm, self.names, self._kinematics)
         self.speeds = joint_speeds(self.arm, self.names, self._kinematics)
         self.fastest = np.array(list(self.speeds.values()))
+        self._accelerates = math.isfinite(self.envelope.joints.acceleration)
         self.sends_velocities = self.arm.output in VELOCITY_OUTPUTS
         self._lifetime = lifetime(config)
+        step = RateLimiter(config.control.rate_hz).period
+        periods = (step,) if config.takeover.input == "none" else (step, 1 / PERSON_RATE_HZ)
+        self._durations = _SHORTEST * min(periods) * self.sends_velocities, max(periods)
         seconds = self._lifetime if self.sends_velocities else config.timeouts.inference + _SPARE
         self.longest = round(1e9 * seconds)  # ns for which a frame may be in force, whatever it says
         robot = self.arm.robot
@@ -76,18 +85,25 @@ class ArmCheck:
         return Kind.TWIST if self.arm.output == "twist_stamped" else Kind.VELOCITIES
 
     def split(self, frame: GuardFrame) -> tuple[FloatArray, FloatArray]:
-        """Return the numbers of a motion or a hold, and the fingers' positions [F].
-
-        Raises ValueError if there are more or fewer, or one is not finite. Fingers without a command are NaN.
-        """
+        """Return the numbers of a motion or a hold, and the fingers' positions [F], NaN without a command."""
         count = 6 if self.motion is Kind.TWIST else len(self.names)
-        fingers = len(self.arm.robot.gripper_joint_names)
-        if len(frame.values) != count + fingers:
-            raise ValueError(f"found {len(frame.values)} numbers, expected {count} and {fingers} fingers")
-        numbers, rest = frame.values[:count], frame.values[count:]
-        if not np.isfinite(numbers).all() or np.isinf(rest).any():
+        return frame.values[:count], frame.values[count:]
+
+    def check_form(self, frame: GuardFrame) -> None:
+        """Raise ValueError if a motion or a hold is none of this arm's, wherever it is."""
+        if frame.kind not in (self.motion, Kind.HOLD):
+            raise ValueError(f"found {frame.kind.name}, expected {self.motion.name}")
+        numbers, fingers = self.split(frame)
+        count, gripper = 6 if self.motion is Kind.TWIST else len(self.names), self.arm.robot.gripper_joint_names
+        if len(frame.values) != count + len(gripper):
+            found = f"found {len(frame.values)} numbers"
+            raise ValueError(f"{found}, expected {count} and {len(gripper)} fingers")
+        if not np.isfinite(numbers).all() or np.isinf(fingers).any():
             raise ValueError(f"found {frame.values.tolist()}, expected finite numbers")
-        return numbers, rest
+        if frame.kind is not Kind.HOLD:
+            least, most = self._durations
+            inside = frame.duration > 0 and least <= frame.duration * _SHARE <= most * _SHARE * _SHARE
+            self._require(inside, f"found a step of {frame.duration} s, expected {least:.4g} to {most:.4g} s")
 
     def check_motion(
         self, frame: GuardFrame, measured: MeasuredRange | None, origins: list[FloatArray], before: FloatArray
@@ -100,10 +116,6 @@ class ArmCheck:
             origins: Positions [N] at which the step may start: the last command, and where the arm was.
             before: Speed of the last motion [N].
         """
-        if frame.kind is not self.motion:
-            raise ValueError(f"found {frame.kind.name}, expected {self.motion.name}")
-        if not (math.isfinite(frame.duration) and frame.duration > 0):
-            raise ValueError(f"found a step of {frame.duration} s, expected a positive duration")
         numbers, fingers = self.split(frame)
         self._check_fingers(fingers)
         if self.motion is Kind.TWIST:
@@ -116,13 +128,20 @@ class ArmCheck:
             if why := self._wrong_step(step, start, measured, before, frame.duration):
                 raise ValueError(why)
             return np.abs(numbers)
-        wrong = [self._wrong_step(numbers - each, each, measured, before, frame.duration) for each in origins]
-        if all(wrong):
-            raise ValueError(wrong[0] if wrong else "found no command from which it may continue")
-        steps = [np.abs(numbers - each) for each, why in zip(origins, wrong, strict=True) if not why]
+        wrong, steps = "found no command from which it may continue", list[FloatArray]()
+        for origin in origins:
+            why = self._wrong_step(numbers - origin, origin, measured, before, frame.duration)
+            if not why:
+                steps.append(np.abs(numbers - origin))
+                if not self._accelerates:
+                    break  # the speed matters for an acceleration alone
+            elif origin is origins[0]:
+                wrong = why
+        if not steps:
+            raise ValueError(wrong)
         # It may also have begun where the arm was, as after a hold.
         reach = self._reach(before, frame.duration)
-        if np.all(np.abs(numbers - np.clip(numbers, measured.low, measured.high)) <= reach):
+        if self._accelerates and np.all(np.abs(numbers - np.clip(numbers, measured.low, measured.high)) <= reach):
             ends = np.abs(numbers - measured.low), np.abs(numbers - measured.high)
             steps.append(np.minimum(np.maximum(*ends), reach))
         return np.max(steps, axis=0) / frame.duration  # type: ignore[no-any-return]
@@ -130,22 +149,39 @@ class ArmCheck:
     def _reach(self, before: FloatArray, dt: float) -> FloatArray:
         """Return the longest step [N] of ``dt`` seconds; a joint that is too fast slows down within its limit."""
         limits = self.envelope.joints
-        slowed = np.maximum(before - limits.acceleration * dt, 0.0) if math.isfinite(limits.acceleration) else 0.0
-        return np.minimum(np.maximum(limits.velocity, slowed) * dt, limits.step)
+        fastest = limits.velocity
+        if self._accelerates:
+            fastest = np.maximum(fastest, before - limits.acceleration * dt)
+        return np.minimum(fastest * dt, limits.step)
 
     def is_at(self, frame: GuardFrame, held: FloatArray) -> bool:
         """Return True if a frame has the positions ``held`` [N]."""
         return bool(np.allclose(frame.values[: len(held)], held, rtol=0, atol=_ROUNDING))
 
-    def check_hold(self, frame: GuardFrame, measured: MeasuredRange | None, held: FloatArray | None) -> None:
-        """Raise ValueError if a hold is neither at the measured position nor at the ``held`` one [N]."""
-        numbers, _ = self.split(frame)
+    def check_hold(
+        self,
+        frame: GuardFrame,
+        measured: MeasuredRange | None,
+        held: FloatArray | None,
+        joints: JointState | None,
+    ) -> None:
+        """Raise ValueError if a hold is neither at the measured position nor at the ``held`` one [N], or too slow.
+
+        Fingers that are not in their range must be where they are measured in ``joints``.
+        """
+        limits, (numbers, fingers) = self.envelope.joints, self.split(frame)
+        self._check_fingers(fingers, joints)
+        free = limits.velocity > 0
+        most = _HOLDING + 2 * float(np.max(limits.lead[free] / limits.velocity[free], initial=0.0))
+        if not self.sends_velocities or frame.duration:
+            inside = 0 <= frame.duration <= most
+            self._require(inside, f"found a hold that takes {frame.duration} s, expected at most {most:.3g} s")
         if self.sends_velocities:
             self._require(not numbers.any(), f"found a hold with {numbers.tolist()}, expected zeros")
         elif held is None or np.any(np.abs(numbers - held) > _ROUNDING):
             assert measured is not None
-            near, lead = measured.nearest(numbers), self.envelope.joints.lead
-            wrong = self._beyond(np.abs(numbers - near), lead, numbers, near, "held", "measured")
+            near = measured.nearest(numbers)
+            wrong = self._beyond(np.abs(numbers - near), limits.lead, numbers, near, "held", "measured")
             self._require(not wrong, wrong)
 
     def command(self, frame: GuardFrame) -> Command:
@@ -220,11 +256,13 @@ class ArmCheck:
             size, most = math.hypot(*vector.tolist()), step / dt * _TWIST
             self._require(size <= most + _ROUNDING, f"found a twist of {size:.4g} {unit}, allowed {most:.4g}")
 
-    def _check_fingers(self, fingers: FloatArray) -> None:
+    def _check_fingers(self, fingers: FloatArray, joints: JointState | None = None) -> None:
         low, high = sorted((self.arm.gripper.closed_position, self.arm.gripper.open_position))
-        known = fingers[~np.isnan(fingers)]
-        inside = bool(((known >= low - _ROUNDING) & (known <= high + _ROUNDING)).all())
-        self._require(inside, f"found fingers at {known.tolist()}, allowed {low:g} to {high:g}")
+        for name, finger in zip(self.arm.robot.gripper_joint_names, fingers.tolist(), strict=True):
+            at, spare = position_of(joints, name), _BEYOND * (high - low)
+            least, most = (low, high) if at is None else (min(low, at - spare), max(high, at + spare))
+            inside = math.isnan(finger) or least - _ROUNDING <= finger <= most + _ROUNDING
+            self._require(inside, f"found '{name}' at {finger:g}, allowed {least:.4g} to {most:.4g}")
 
     @staticmethod
     def _require(holds: bool, otherwise: str) -> None:

@@ -51,6 +51,7 @@ class JointHistory:
         self._names = names
         self._entries: deque[_Entry] = deque(maxlen=_MOST)
         self._publishers: dict[bytes, int] = {}  # the last stamp of each
+        self._whole = True  # no message lacked any of the joints
 
     def add(
         self, names: tuple[str, ...], positions: FloatArray, stamp: int, publisher: bytes, arrived: int
@@ -63,6 +64,8 @@ class JointHistory:
             if stamp < self._publishers.get(publisher, stamp) - _JUMP or len(self._publishers) > _PUBLISHERS:
                 self._entries.clear()  # the clock was set back: stamps may repeat
                 self._publishers.clear()
+                self._whole = True
+            self._whole &= bool(np.isfinite(row).all())
             self._publishers[publisher] = stamp
             self._entries.append(_Entry(stamp, publisher, arrived, row))
 
@@ -75,6 +78,11 @@ class JointHistory:
         differ between processes (Cyclone DDS under rclpy) are known by the stamp alone.
         """
         count, of_one = len(self._names), publisher in self._publishers
+        for entry in reversed(self._entries) if self._whole else ():
+            if entry.stamp == stamp and (entry.publisher == publisher or not of_one):
+                return MeasuredRange(entry.positions, entry.positions, entry.arrived, exact=True)
+            if entry.stamp < stamp - _JUMP:
+                break
         entries = [each for each in self._entries if each.publisher == publisher] if of_one else self._entries
         recent = sorted(islice(reversed(entries), _NEWEST), key=attrgetter("stamp"), reverse=True)
         exact = any(entry.stamp == stamp for entry in recent)

@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -33,14 +33,16 @@ from vla_ros.graph.wiring import Wiring
 from vla_ros.guard.arm import guarded_arm
 from vla_ros.guard.channel import Channel, ChannelError, Reader
 from vla_ros.guard.checks import ArmCheck
-from vla_ros.guard.frames import DamagedError, GuardFrame
+from vla_ros.guard.frames import GuardFrame
 from vla_ros.guard.guard import Guard
+from vla_ros.guard.printing import Printing
 from vla_ros.types import JointState
 
 _POLL = 0.004  # s between looks at the graph's inputs
 _CHORES = 0.02  # s between callbacks of timers and services
 _TELL = 0.05  # s between reports to the node, and heartbeats
 _OPTIONS = 600.0  # s; the node loads its policy before it sends options
+_BURST = 0.005  # s for messages that only the executor reads, one at a time
 _LAST_HOLD = 0.6  # s for the last hold
 _DELIVERED = 0.2  # s after which a middleware has delivered it (Fast DDS sends from a thread of its own)
 _PRIORITY = 20  # of SCHED_FIFO
@@ -89,11 +91,20 @@ class GuardProcess:
         reader: Has read its first packet.
         config: The first options.
         heartbeats: Topics of the heartbeat that it hears, and of the one that it sends.
+        printing: Where its log goes.
     """
 
     def __init__(
-        self, graph: Graph, node: Node, channel: Channel, reader: Reader, config: Config, heartbeats: Sequence[str]
+        self,
+        graph: Graph,
+        node: Node,
+        channel: Channel,
+        reader: Reader,
+        config: Config,
+        heartbeats: Sequence[str],
+        printing: Printing,
     ) -> None:
+        self._printing, self._heard = printing, 0
         self._graph, self._channel, self._reader = graph, channel, reader
         self._wiring, self.logger = Wiring(graph, node), printable_logger(node.get_logger())
         self.clock = Clock(lambda: int(node.get_clock().now().nanoseconds))
@@ -150,7 +161,7 @@ class GuardProcess:
 
     def sending(self) -> AbstractContextManager[bool]:
         """See :meth:`Safety.sending`: the thread that sends is the one that decides, so nothing is excluded."""
-        return nullcontext(self.guard.stopped is None)
+        return nullcontext(self.guard.may_move)
 
     def react(self, reason: Reason, detail: str = "") -> None:
         """See :meth:`Safety.react`: what a gripper reports is counted."""
@@ -160,7 +171,7 @@ class GuardProcess:
     def note(self, event: str, text: str) -> None:
         """Tell the node of an event at once, and log it."""
         self._said[event], self._is_told = text, False
-        if event in ("stopped", "lapsed", "suspended", "unsent"):
+        if event in ("stopped", "lapsed", "dropped", "suspended", "unsent"):
             self.throttled.log(event, f"{event}: {text}", "error")
 
     def close(self) -> None:
@@ -168,16 +179,20 @@ class GuardProcess:
 
     def _look(self) -> None:
         self._hear()
-        self.guard.take(self._arrived(), time.monotonic_ns())
+        self.guard.take(map(self._reader.read, self._channel.take()), time.monotonic_ns())
+        self.guard.merge()
 
     def _hear(self) -> None:
         """Take joint states, stops and heartbeats; the node logs which cannot be read."""
         for each in self._inputs:
-            with suppress(Exception):  # of the middleware, too
+            try:
                 each.poll()
-
-    def _arrived(self) -> Iterator[GuardFrame | DamagedError]:
-        return map(self._reader.read, self._channel.take())
+            except Exception:  # of the middleware, too
+                self.guard.counts["unreadable"] += 1
+        before, until = -1, time.monotonic() + _BURST
+        while self._graph.lost_checks and before != self._heard and time.monotonic() < until:
+            before = self._heard
+            self._graph.spin_once()  # the only way to messages there
 
     def _end(self, why: str) -> None:
         """Hold, and wait for that up to :data:`_LAST_HOLD` seconds."""
@@ -204,6 +219,7 @@ class GuardProcess:
 
     def _hears(self, topic: str) -> Callable[[Any, Origin], None]:
         def on_joints(message: Any, origin: Origin) -> None:
+            self._heard += 1
             stamp = int(message.header.stamp.sec) * 1_000_000_000 + int(message.header.stamp.nanosec)
             positions = np.asarray(message.position, dtype=np.float64)
             joints = JointState(tuple(message.name), positions, stamp or self.clock.ros())
@@ -212,18 +228,22 @@ class GuardProcess:
         return on_joints
 
     def _on_stop(self, message: Any, origin: Origin) -> None:
+        self._heard += 1
         if message.data:
             self.guard.stop(Reason.OPERATOR_STOP, "true on the stop topic", time.monotonic_ns())
 
     def _on_heartbeat(self, message: Any, origin: Origin) -> None:
-        self.guard.heard = time.monotonic_ns()
+        self._heard, self.guard.heard = self._heard + 1, time.monotonic_ns()
 
     def _tell(self) -> None:
         """Report to the node and send a heartbeat. A node that does not read is no reason to wait."""
         self._is_told = True
         with suppress(ChannelError):
             self._report()
-        self.throttled.flush()
+        if self._printing.has_room:
+            self.throttled.flush()  # of each kind, the newest line
+        else:
+            self.guard.counts["not_logged"] += 1
         self._beats = (self._beats + 1) & 0xFFFFFFFF
         counted = self._beats, _STATES.index(self.guard.status["state"])
         seal = zlib.crc32(b"".join(number.to_bytes(4, "little") for number in counted))
@@ -260,7 +280,8 @@ def main(arguments: Sequence[str]) -> int:
     asked = json.loads(arguments[0])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node ends this process after its last hold
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    channel, reader, refused = Channel(socket.socket(fileno=asked["channel"])), Reader(), take_priority()
+    channel, reader = Channel(socket.socket(fileno=asked["channel"])), Reader()
+    printing, refused = Printing(), take_priority()  # in this order: who copies the log has no priority
     node_ended = os.pidfd_open(asked["process"])
     ros = ["--ros-args", "-p", "use_sim_time:=true"] if asked["simulated"] else []
     with open_graph(asked["backend"], ros, asked["log_level"]) as graph:
@@ -269,7 +290,7 @@ def main(arguments: Sequence[str]) -> int:
             config = first_options(channel, reader, node_ended)
             if config is None:
                 return 0
-            process = GuardProcess(graph, node, channel, reader, config, asked["heartbeats"])
+            process = GuardProcess(graph, node, channel, reader, config, asked["heartbeats"], printing)
         except Exception as error:
             channel.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
             return 1

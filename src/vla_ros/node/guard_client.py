@@ -36,9 +36,9 @@ _ANSWER = 0.2  # s for the answer to a reset
 _ENDS = 1.0  # s
 _REST = 0.1  # s between announcements that the arm rests
 _SPARE = 1.0  # s that a rest lasts longer than the longest inference
-_SECTIONS = ("robot", "control", "gripper", "limits", "timeouts", "topics", "guard", "node")
+_SECTIONS = ("robot", "control", "gripper", "limits", "timeouts", "topics", "takeover", "guard", "node")
 _OF_ARM = ("command", "gripper", "joint_states")
-_HOLDS = ("lapsed", "suspended", "unsent")  # events after which the guard waits for a hold of the node
+_HOLDS = ("lapsed", "dropped", "suspended", "unsent")  # events after which the guard waits for a hold of the node
 _RESTART = "no command reaches a driver any more; restart the node"
 
 
@@ -143,6 +143,7 @@ class GuardClient:
         index, arm = self._arms[command.arm]
         frame = replace(
             frame_of(command, index, arm.robot.gripper_joint_names),
+            time=time.monotonic_ns(),
             holds=self._holds(moves_on=command.moves_on),
             source=SOURCES.index(self._context.safety.status.source),
         )
@@ -248,7 +249,8 @@ class GuardClient:
         with self._lock:
             self._counter += 1
             armings = self._context.safety.armings
-            self._write(packet_of(replace(frame, counter=self._counter, time=time.monotonic_ns(), armings=armings)))
+            made = frame.time or time.monotonic_ns()
+            self._write(packet_of(replace(frame, counter=self._counter, time=made, armings=armings)))
 
     def _write(self, packet: bytes) -> None:
         try:
