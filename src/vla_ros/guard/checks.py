@@ -164,18 +164,20 @@ class ArmCheck:
         measured: MeasuredRange | None,
         held: FloatArray | None,
         joints: JointState | None,
+        origins: list[FloatArray],
     ) -> None:
         """Raise ValueError if a hold is neither at the measured position nor at the ``held`` one [N], or too slow.
 
-        Fingers that are not in their range must be where they are measured in ``joints``.
+        It comes from one of ``origins`` [N]. Fingers outside of their range must be where ``joints`` has them.
         """
         limits, (numbers, fingers) = self.envelope.joints, self.split(frame)
         self._check_fingers(fingers, joints)
-        free = limits.velocity > 0
-        most = _HOLDING + 2 * float(np.max(limits.lead[free] / limits.velocity[free], initial=0.0))
-        if not self.sends_velocities or frame.duration:
-            inside = 0 <= frame.duration <= most
-            self._require(inside, f"found a hold that takes {frame.duration} s, expected at most {most:.3g} s")
+        most = _HOLDING
+        if not self.sends_velocities:
+            free, far = limits.velocity > 0, [limits.lead, *(np.abs(numbers - each) for each in origins)]
+            most += 2 * float(np.max(np.max(far, axis=0)[free] / limits.velocity[free], initial=0.0))
+        inside = 0 <= frame.duration <= most
+        self._require(inside, f"found a hold that takes {frame.duration} s, expected at most {most:.3g} s")
         if self.sends_velocities:
             self._require(not numbers.any(), f"found a hold with {numbers.tolist()}, expected zeros")
         elif held is None or np.any(np.abs(numbers - held) > _ROUNDING):

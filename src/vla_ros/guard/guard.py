@@ -280,14 +280,16 @@ class Guard:
         A step starts at the last command. It may also start at the last one that the node has proposed, if the
         guard has held since, or where the arm was, unless the last command is the ``only_last``.
         """
-        count = len(arm.check.names)
+        count, origins = len(arm.check.names), [arm.last, arm.proposed]
         if frame.kind is Kind.HOLD:
             self.merge()
-            arm.check.check_hold(frame, measured, arm.following.held, arm.newest)
+            known = [each for each in origins if each is not None]
+            arm.check.check_hold(frame, measured, arm.following.held, arm.newest, known)
             return np.zeros(count)
-        origins = [arm.last]
-        if measured is not None and not measured.certain and not only_last:
-            origins += [arm.proposed, measured.nearest(frame.values[:count])]
+        if measured is None or measured.certain or only_last:
+            origins = [arm.last]
+        else:
+            origins += [measured.nearest(frame.values[:count])]
         return arm.check.check_motion(frame, measured, [each for each in origins if each is not None], arm.speed)
 
     def _pass_on(self, arm: GuardedArm, frame: GuardFrame, speed: FloatArray) -> None:

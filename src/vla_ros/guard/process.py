@@ -187,7 +187,7 @@ class GuardProcess:
         for each in self._inputs:
             try:
                 each.poll()
-            except Exception:  # of the middleware, too
+            except Exception:  # noqa: PERF203 - of the middleware, too
                 self.guard.counts["unreadable"] += 1
         before, until = -1, time.monotonic() + _BURST
         while self._graph.lost_checks and before != self._heard and time.monotonic() < until:

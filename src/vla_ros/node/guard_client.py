@@ -112,7 +112,7 @@ class GuardClient:
             )
         except OSError as error:
             raise VlaRosError(f"guard.process: no guard starts: {error}") from error
-        theirs.close()
+        theirs.socket.close()  # here, not for the guard
         self._counter, self._options = 0, ""
         self._told: Mapping[str, Any] = {}
         self._heard = self._looked = self._rested = time.monotonic()

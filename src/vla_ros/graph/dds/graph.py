@@ -33,7 +33,7 @@ class DdsRawSubscription:
         for sample in self.subscription.take():
             try:
                 self.subscription.dispatch(sample)
-            except Exception as error:  # the messages behind it are taken, too
+            except Exception as error:  # noqa: PERF203 - the messages behind it are taken, too
                 failed = failed or error
         if failed is not None:
             raise failed
