@@ -41,9 +41,10 @@ class Harness:
             guarded_arm(config, ArmCheck(config, index, arm.kinematics))
             for index, arm in enumerate(make_arms(config).values())
         ]
-        self.guard = Guard(
-            config, arms, self._send, self._tell, lambda text: parse_options(text) if text else self.config
-        )
+        self.guard = Guard(config, arms, self._send, self._tell, self._read, int)
+
+    def _read(self, text: str) -> Config:
+        return parse_options(text) if text else self.config
 
     def _send(self, command: Command) -> None:
         if self.writes_fail:

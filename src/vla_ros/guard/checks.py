@@ -6,7 +6,6 @@ back towards its range pass. Not checked: the tip's step and box, collisions, an
 
 import math
 from copy import copy
-from dataclasses import replace
 
 import numpy as np
 
@@ -43,6 +42,8 @@ class ArmCheck:
         speeds: How fast each joint can move, by name.
         fastest: The same, [N].
         sends_velocities: True if motion ends only with another command.
+        motion: The kind of its motions.
+        longest: Nanoseconds for which a frame may be in force, whatever it says.
     """
 
     def __init__(self, config: Config, index: int, kinematics: Kinematics | None) -> None:
@@ -65,41 +66,38 @@ class ArmCheck:
         self.envelope = Envelope.from_config(config, self.arm, self.names, self._kinematics)
         self.speeds = joint_speeds(self.arm, self.names, self._kinematics)
         self.fastest = np.array(list(self.speeds.values()))
-        self._accelerates = math.isfinite(self.envelope.joints.acceleration)
-        self.sends_velocities = self.arm.output in VELOCITY_OUTPUTS
+        limits, self._accelerates = self.envelope.joints, math.isfinite(self.envelope.joints.acceleration)
+        self._speeds = limits.velocity.tolist()
+        columns = limits.low.tolist(), limits.high.tolist(), self._speeds, limits.lead.tolist()
+        self._joints = list(zip(self.names, *columns, strict=True))
+        self.sends_velocities, self.motion = self.arm.output in VELOCITY_OUTPUTS, Kind.POSITIONS
+        if self.sends_velocities:
+            self.motion = Kind.TWIST if self.arm.output == "twist_stamped" else Kind.VELOCITIES
+        self._count = 6 if self.motion is Kind.TWIST else len(self.names)
+        self._fingers = self.arm.robot.gripper_joint_names
         self._lifetime = lifetime(config)
         step = RateLimiter(config.control.rate_hz).period
         periods = (step,) if config.takeover.input == "none" else (step, 1 / PERSON_RATE_HZ)
         self._durations = _SHORTEST * min(periods) * self.sends_velocities, max(periods)
         seconds = self._lifetime if self.sends_velocities else config.timeouts.inference + _SPARE
-        self.longest = round(1e9 * seconds)  # ns for which a frame may be in force, whatever it says
+        self.longest = round(1e9 * seconds)
         robot = self.arm.robot
         frame = robot.tip_frame if config.control.delta_frame == "tip" else robot.base_frame
         self._frame = self._kinematics.base_frame if self._kinematics else frame
 
-    @property
-    def motion(self) -> Kind:
-        """The kind of this arm's motions."""
-        if not self.sends_velocities:
-            return Kind.POSITIONS
-        return Kind.TWIST if self.arm.output == "twist_stamped" else Kind.VELOCITIES
-
     def split(self, frame: GuardFrame) -> tuple[FloatArray, FloatArray]:
         """Return the numbers of a motion or a hold, and the fingers' positions [F], NaN without a command."""
-        count = 6 if self.motion is Kind.TWIST else len(self.names)
-        return frame.values[:count], frame.values[count:]
+        return frame.values[: self._count], frame.values[self._count :]
 
     def check_form(self, frame: GuardFrame) -> None:
         """Raise ValueError if a motion or a hold is none of this arm's, wherever it is."""
         if frame.kind not in (self.motion, Kind.HOLD):
             raise ValueError(f"found {frame.kind.name}, expected {self.motion.name}")
-        numbers, fingers = self.split(frame)
-        count, gripper = 6 if self.motion is Kind.TWIST else len(self.names), self.arm.robot.gripper_joint_names
-        if len(frame.values) != count + len(gripper):
-            found = f"found {len(frame.values)} numbers"
-            raise ValueError(f"{found}, expected {count} and {len(gripper)} fingers")
-        if not np.isfinite(numbers).all() or np.isinf(fingers).any():
-            raise ValueError(f"found {frame.values.tolist()}, expected finite numbers")
+        values, fingers = frame.values.tolist(), len(self._fingers)
+        if len(values) != self._count + fingers:
+            raise ValueError(f"found {len(values)} numbers, expected {self._count} and {fingers} fingers")
+        if not all(map(math.isfinite, values[: self._count])) or any(map(math.isinf, values)):
+            raise ValueError(f"found {values}, expected finite numbers")
         if frame.kind is not Kind.HOLD:
             least, most = self._durations
             inside = frame.duration > 0 and least <= frame.duration * _SHARE <= most * _SHARE * _SHARE
@@ -122,37 +120,39 @@ class ArmCheck:
             self._check_twist(numbers, frame.duration)
             return np.zeros(len(self.names))
         assert measured is not None
+        low, high, ends = measured.low.tolist(), measured.high.tolist(), numbers.tolist()
+        was, dt, speeds = before.tolist(), frame.duration, list[FloatArray]()
         if self.sends_velocities:
-            start = np.where((numbers > 0) ^ measured.certain, measured.low, measured.high)
-            step = numbers * frame.duration
-            if why := self._wrong_step(step, start, measured, before, frame.duration):
-                raise ValueError(why)
+            starts = [
+                up if (end > 0) ^ measured.certain else down for end, down, up in zip(ends, low, high, strict=True)
+            ]
+            ends = [start + end * dt for start, end in zip(starts, ends, strict=True)]
+            self._require_step(starts, ends, low, high, was, dt, certain=measured.certain)
             return np.abs(numbers)
-        wrong, steps = "found no command from which it may continue", list[FloatArray]()
+        wrong = "found no command from which it may continue"
         for origin in origins:
-            why = self._wrong_step(numbers - origin, origin, measured, before, frame.duration)
-            if not why:
-                steps.append(np.abs(numbers - origin))
-                if not self._accelerates:
-                    break  # the speed matters for an acceleration alone
-            elif origin is origins[0]:
-                wrong = why
-        if not steps:
+            try:
+                self._require_step(origin.tolist(), ends, low, high, was, dt, certain=measured.certain)
+            except ValueError as error:
+                wrong = str(error) if origin is origins[0] else wrong
+                continue
+            speeds.append(np.abs(numbers - origin) / dt)
+            if not self._accelerates:
+                return speeds[0]  # it matters for an acceleration alone
+        if not speeds:
             raise ValueError(wrong)
         # It may also have begun where the arm was, as after a hold.
-        reach = self._reach(before, frame.duration)
-        if self._accelerates and np.all(np.abs(numbers - np.clip(numbers, measured.low, measured.high)) <= reach):
-            ends = np.abs(numbers - measured.low), np.abs(numbers - measured.high)
-            steps.append(np.minimum(np.maximum(*ends), reach))
-        return np.max(steps, axis=0) / frame.duration  # type: ignore[no-any-return]
+        reach = np.array([self._reach(speed, each, dt) for speed, each in zip(self._speeds, was, strict=True)])
+        if np.all(np.abs(numbers - np.clip(numbers, measured.low, measured.high)) <= reach):
+            farthest = np.maximum(np.abs(numbers - measured.low), np.abs(numbers - measured.high))
+            speeds.append(np.minimum(farthest, reach) / dt)
+        return np.max(speeds, axis=0)  # type: ignore[no-any-return]
 
-    def _reach(self, before: FloatArray, dt: float) -> FloatArray:
-        """Return the longest step [N] of ``dt`` seconds; a joint that is too fast slows down within its limit."""
+    def _reach(self, fastest: float, before: float, dt: float) -> float:
+        """Return the longest step of ``dt`` seconds; a joint that is too fast slows down within its limit."""
         limits = self.envelope.joints
-        fastest = limits.velocity
-        if self._accelerates:
-            fastest = np.maximum(fastest, before - limits.acceleration * dt)
-        return np.minimum(fastest * dt, limits.step)
+        slowed = before - limits.acceleration * dt if self._accelerates else 0.0
+        return min(max(fastest, slowed) * dt, limits.step)
 
     def is_at(self, frame: GuardFrame, held: FloatArray) -> bool:
         """Return True if a frame has the positions ``held`` [N]."""
@@ -182,74 +182,74 @@ class ArmCheck:
             self._require(not numbers.any(), f"found a hold with {numbers.tolist()}, expected zeros")
         elif held is None or np.any(np.abs(numbers - held) > _ROUNDING):
             assert measured is not None
-            near = measured.nearest(numbers)
-            wrong = self._beyond(np.abs(numbers - near), limits.lead, numbers, near, "held", "measured")
-            self._require(not wrong, wrong)
+            near = measured.nearest(numbers).tolist()
+            for name, to, at, lead in zip(self.names, numbers.tolist(), near, limits.lead.tolist(), strict=True):
+                self._require_near(name, "held", to, "measured", at, lead)
 
     def command(self, frame: GuardFrame) -> Command:
         """Return the command that a checked motion or hold stands for."""
         numbers, values = self.split(frame)
-        known = {
-            name: value
-            for name, value in zip(self.arm.robot.gripper_joint_names, values.tolist(), strict=True)
-            if not math.isnan(value)
-        }
-        holds = frame.kind is Kind.HOLD
-        return self._command(numbers, known, frame.stamp, frame.duration, hold=holds)
+        pairs = zip(self._fingers, values.tolist(), strict=True)
+        known = {name: value for name, value in pairs if not math.isnan(value)}
+        return self._command(numbers, known, frame.stamp, frame.duration, hold=frame.kind is Kind.HOLD)
 
     def hold(self, positions: FloatArray, fingers: dict[str, float | None], stamp: int, duration: float) -> Command:
         """Return a hold at ``positions`` [N], or zero velocity; raises Refused if the driver needs more joints."""
-        numbers = (
-            positions
-            if not self.sends_velocities
-            else np.zeros(6 if self.motion is Kind.TWIST else len(self.names))
-        )
+        numbers = np.zeros(self._count) if self.sends_velocities else positions
         return self._command(numbers, held_fingers(self.arm, fingers), stamp, duration, hold=True)
 
     def _command(
         self, numbers: FloatArray, fingers: dict[str, float], stamp: int, duration: float, *, hold: bool
     ) -> Command:
-        ends = list(fingers.values())
-        command = Command(
+        positions = self.motion is Kind.POSITIONS
+        return Command(
             arm=self.arm.name,
-            names=tuple(fingers),
-            positions=np.array(ends),
+            names=(*self.names, *fingers) if positions else tuple(fingers),
+            positions=np.array([*(numbers.tolist() if positions else ()), *fingers.values()]),
             stamp=stamp,
             hold=hold,
             duration=duration,
             frame_id=self._frame if self.sends_velocities or self._kinematics else "",
+            twist=(numbers[:3], numbers[3:]) if self.motion is Kind.TWIST else None,
+            velocities=dict(zip(self.names, numbers.tolist(), strict=True))
+            if self.motion is Kind.VELOCITIES
+            else None,
         )
-        if self.motion is Kind.TWIST:
-            return replace(command, twist=(numbers[:3], numbers[3:]))
-        if self.motion is Kind.VELOCITIES:
-            return replace(command, velocities=dict(zip(self.names, numbers.tolist(), strict=True)))
-        positions = np.concatenate((numbers, ends))
-        return replace(command, names=self.names + tuple(fingers), positions=positions)
 
-    def _wrong_step(
-        self, step: FloatArray, origin: FloatArray, measured: MeasuredRange, before: FloatArray, dt: float
-    ) -> str:
-        """Return what is wrong with a ``step`` [N] of ``dt`` seconds from ``origin`` [N], or ""."""
-        limits, end = self.envelope.joints, origin + step
-        found = [self._beyond(np.abs(step), self._reach(before, dt), end, origin, "commanded", "from")]
-        lasts = max(1.0, self._lifetime / dt) if self.sends_velocities else 1.0
-        far = origin + lasts * step
-        outside = np.maximum(far - limits.high, limits.low - far)
-        leaves = np.where(far > limits.high, step > _ROUNDING, step < -_ROUNDING)
-        outside = np.where(leaves, outside, 0.0)
-        found.append(self._beyond(outside, np.zeros(len(step)), far, origin, "out of its range at", "from"))
-        near = measured.nearest(end)
-        if not self.sends_velocities:
-            found.append(self._beyond(np.abs(end - near), limits.lead, end, near, "commanded", "measured"))
-        if math.isfinite(limits.acceleration):
-            returns = (np.maximum(origin, measured.high) > limits.high) | (
-                np.minimum(origin, measured.low) < limits.low
-            )
-            returns |= np.abs(end - near) < np.abs(origin - near)  # it gives way
-            returns &= not measured.certain
-            most = np.where(returns, np.inf, (before + _EASE * limits.acceleration * dt) * dt)
-            found.append(self._beyond(np.abs(step), most, end, origin, "accelerated to", "from"))
-        return next(filter(None, found), "")
+    def _require_step(
+        self,
+        starts: list[float],
+        ends: list[float],
+        low: list[float],
+        high: list[float],
+        before: list[float],
+        dt: float,
+        *,
+        certain: bool,
+    ) -> None:
+        """Raise ValueError for a joint that must not move from its start to its end in ``dt`` seconds.
+
+        It was measured between ``low`` and ``high``, and had the speed ``before``.
+        """
+        limits, lasts = self.envelope.joints, max(1.0, self._lifetime / dt) if self.sends_velocities else 1.0
+        for (name, least, most, fastest, lead), start, end, down, up, was in zip(
+            self._joints, starts, ends, low, high, before, strict=True
+        ):
+            self._require_near(name, "commanded", end, "from", start, self._reach(fastest, was, dt))
+            step, far = end - start, start + lasts * (end - start)
+            beyond = max(far - most if step > _ROUNDING else 0.0, least - far if step < -_ROUNDING else 0.0)
+            if beyond > _ROUNDING:
+                raise ValueError(f"joint '{name}' is out of its range at {far:.6g}, from {start:.6g}")
+            near = min(max(end, down), up)
+            if certain:  # the farthest
+                near = down if abs(end - down) > abs(end - up) else up
+            if not self.sends_velocities:
+                self._require_near(name, "commanded", end, "measured", near, lead)
+            if self._accelerates:
+                returns = max(start, up) > most or min(start, down) < least
+                if certain or not (returns or abs(end - near) < abs(start - near)):  # it gives way
+                    reach = (was + _EASE * limits.acceleration * dt) * dt
+                    self._require_near(name, "accelerated to", end, "from", start, reach)
 
     def _check_twist(self, twist: FloatArray, dt: float) -> None:
         limits = self.arm.limits
@@ -260,10 +260,12 @@ class ArmCheck:
 
     def _check_fingers(self, fingers: FloatArray, joints: JointState | None = None) -> None:
         low, high = sorted((self.arm.gripper.closed_position, self.arm.gripper.open_position))
-        for name, finger in zip(self.arm.robot.gripper_joint_names, fingers.tolist(), strict=True):
+        for name, finger in zip(self._fingers, fingers.tolist(), strict=True):
+            if low - _ROUNDING <= finger <= high + _ROUNDING or math.isnan(finger):
+                continue
             at, spare = position_of(joints, name), _BEYOND * (high - low)
             least, most = (low, high) if at is None else (min(low, at - spare), max(high, at + spare))
-            inside = math.isnan(finger) or least - _ROUNDING <= finger <= most + _ROUNDING
+            inside = least - _ROUNDING <= finger <= most + _ROUNDING
             self._require(inside, f"found '{name}' at {finger:g}, allowed {least:.4g} to {most:.4g}")
 
     @staticmethod
@@ -271,15 +273,9 @@ class ArmCheck:
         if not holds:
             raise ValueError(otherwise)
 
-    def _beyond(
-        self, found: FloatArray, allowed: FloatArray, one: FloatArray, other: FloatArray, what: str, to: str
-    ) -> str:
-        """Name both positions of the worst joint if a ``found`` [N] is beyond ``allowed`` [N]; else return ""."""
-        excess = found - (allowed * _SHARE + _ROUNDING)
-        if not np.any(excess > 0):
-            return ""
-        worst = int(np.argmax(excess))
-        return (
-            f"joint '{self.names[worst]}' is {what} {one[worst]:.6g}, {to} {other[worst]:.6g}: "
-            f"{found[worst]:.4g} apart, allowed {allowed[worst]:.4g}"
-        )
+    def _require_near(self, name: str, what: str, at: float, to: str, other: float, allowed: float) -> None:
+        found = abs(at - other)
+        if found > allowed * _SHARE + _ROUNDING:
+            raise ValueError(
+                f"joint '{name}' is {what} {at:.6g}, {to} {other:.6g}: {found:.4g} apart, allowed {allowed:.4g}"
+            )

@@ -68,12 +68,15 @@ class GuardFrame:
     text: str = ""  # options
 
 
-def packet_of(frame: GuardFrame) -> bytes:
-    """Return the packet of a frame; raises ValueError for more than :data:`MOST_VALUES` numbers."""
+def packet_of(frame: GuardFrame, **changed: int) -> bytes:
+    """Return the packet of a frame with ``changed`` fields.
+
+    Raises ValueError for more than :data:`MOST_VALUES` numbers.
+    """
     count = len(frame.values)
     if count > MOST_VALUES:
         raise ValueError(f"found {count} joints and fingers, expected at most {MOST_VALUES}")
-    fields = [getattr(frame, name) for name in _FIELDS]
+    fields = [changed.get(name, getattr(frame, name)) for name in _FIELDS]
     body = _BODY.pack(count, *fields, frame.values.astype("<f8").tobytes())
     content = _HEAD.pack(_MARK, _VERSION, frame.kind) + body + frame.text.encode()
     return content + _CRC.pack(zlib.crc32(content))

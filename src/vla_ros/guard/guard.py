@@ -20,6 +20,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,7 @@ class Guard:
         send: Sends a command to the drivers; raises VlaRosError if that fails.
         tell: Tells the node what happened: the event's name and a text.
         read: Reads options from the text of an OPTIONS packet.
+        hear: Lets the joint states that have arrived be taken (:meth:`joints`).
 
     Attributes:
         counts: How often each thing happened.
@@ -71,8 +73,10 @@ class Guard:
         send: Callable[[Command], None],
         tell: Callable[[str, str], None],
         read: Callable[[str], Config],
+        hear: Callable[[], None],
     ) -> None:
         self.config, self._arms, self._send, self._tell, self._read = config, arms, send, tell, read
+        self._hear = hear
         self.counts: Counter[str] = Counter()
         self.stopped: tuple[Reason, str] | None = None
         self._least = self._armings = 0  # the smallest number of armings that may move, and the newest one
@@ -263,7 +267,11 @@ class Guard:
         """
         if not self._needs_joints(arm, frame):
             return None
-        found = arm.history.find(frame.joints, frame.publisher, arm.check.fastest, stamped=arm.stamped)
+        find = partial(arm.history.find, frame.joints, frame.publisher, arm.check.fastest, stamped=arm.stamped)
+        found = find()
+        if found is None or not found.exact:
+            self._hear()
+            found = find()
         named, oldest = f"names a joint state of {frame.joints / 1e9:.4f} s", self.config.timeouts.joint_state
         if found is None:
             raise LookupError(f"{named}, which never arrived here")
@@ -343,6 +351,7 @@ class Guard:
 
     def _hold(self, arm: GuardedArm, now: int) -> None:
         """Hold an arm where the node would; without a fresh joint state as soon as there is one."""
+        self._hear()
         self.merge()
         arm.needs_hold, arm.ends = True, now + _AGAIN
         positions, stamp, duration = np.zeros(0), 0, 0.0
@@ -394,7 +403,8 @@ class Guard:
         except (ValueError, VlaRosError) as error:
             self._reject(f"options: {error}", now)
             return
-        for arm, arm.newest_check in zip(self._arms, checks, strict=True):
+        for arm, check in zip(self._arms, checks, strict=True):
+            arm.newest_check = check
             arm.check = arm.check if arm.waiting else arm.newest_check
             arm.merger.speeds = arm.newest_check.speeds
 

@@ -27,7 +27,7 @@ from vla_ros.errors import VlaRosError
 from vla_ros.execution.context import ThrottledLogger
 from vla_ros.execution.drivers import Drivers
 from vla_ros.graph import Graph, open_graph
-from vla_ros.graph.node import Node, printable_logger
+from vla_ros.graph.node import Node, RawSubscription, printable_logger
 from vla_ros.graph.origin import Origin
 from vla_ros.graph.wiring import Wiring
 from vla_ros.guard.arm import guarded_arm
@@ -113,15 +113,17 @@ class GuardProcess:
             guarded_arm(config, ArmCheck(config, index, arm.kinematics))
             for index, arm in enumerate(make_arms(config).values())
         ]
-        self.guard = Guard(config, arms, self._send, self.note, self._read_options)
+        self.guard = Guard(config, arms, self._send, self.note, self._read_options, self._hear_joints)
         self.drivers = Drivers(self, self._wiring, lambda error: self.guard.note("unsent", str(error)))
         topics, subscribe = config.topics, self._wiring.subscribe_from
-        self._inputs = [
+        self._joints = [
             subscribe("sensor_msgs/msg/JointState", topic, self._hears(topic), "joint_states")
             for topic in dict.fromkeys(arm.joint_states for arm in config.arms)
         ]
-        self._inputs.append(subscribe("std_msgs/msg/Bool", topics.stop, self._on_stop, "request"))
-        self._inputs.append(subscribe("std_msgs/msg/Empty", heartbeats[0], self._on_heartbeat, "state"))
+        self._requests = [
+            subscribe("std_msgs/msg/Bool", topics.stop, self._on_stop, "request"),
+            subscribe("std_msgs/msg/Empty", heartbeats[0], self._on_heartbeat, "state"),
+        ]
         self._heartbeat = self._wiring.teller("std_msgs/msg/UInt32MultiArray", heartbeats[1], "command")
         self._said: dict[str, str] = {}
         self._beats, self._slowest, self._is_told = 0, 0.0, False
@@ -178,13 +180,19 @@ class GuardProcess:
         self._wiring.close()
 
     def _look(self) -> None:
-        self._hear()
-        self.guard.take(map(self._reader.read, self._channel.take()), time.monotonic_ns())
+        """Take stops, then frames; joint states before them only if a frame needs one that is not known yet."""
+        self._hear(self._requests)
+        frames = [self._reader.read(packet) for packet in self._channel.take()]
+        self.guard.take(frames, time.monotonic_ns())  # which no frame is ahead of
+        self._hear_joints()
         self.guard.merge()
 
-    def _hear(self) -> None:
-        """Take joint states, stops and heartbeats; the node logs which cannot be read."""
-        for each in self._inputs:
+    def _hear_joints(self) -> None:
+        self._hear(self._joints)
+
+    def _hear(self, inputs: Sequence[RawSubscription]) -> None:
+        """Take what has arrived; the node logs what cannot be read."""
+        for each in inputs:
             try:
                 each.poll()
             except Exception:  # noqa: PERF203 - of the middleware, too
@@ -199,7 +207,6 @@ class GuardProcess:
         until = time.monotonic() + _LAST_HOLD
         while not self.guard.hold_all(time.monotonic_ns()) and time.monotonic() < until:
             time.sleep(_POLL / 2)
-            self._hear()
         time.sleep(_DELIVERED)
         with suppress(ChannelError):
             self._report()

@@ -39,6 +39,7 @@ _SPARE = 1.0  # s that a rest lasts longer than the longest inference
 _SECTIONS = ("robot", "control", "gripper", "limits", "timeouts", "topics", "takeover", "guard", "node")
 _OF_ARM = ("command", "gripper", "joint_states")
 _HOLDS = ("lapsed", "dropped", "suspended", "unsent")  # events after which the guard waits for a hold of the node
+_REACTIONS = {"expired": Reason.VELOCITY_EXPIRED, Reason.GRIPPER_FAILED.value: Reason.GRIPPER_FAILED}
 _RESTART = "no command reaches a driver any more; restart the node"
 
 
@@ -115,6 +116,7 @@ class GuardClient:
         theirs.socket.close()  # here, not for the guard
         self._counter, self._options = 0, ""
         self._told: Mapping[str, Any] = {}
+        self._judged: Mapping[str, Any] = self._told  # the report that look() has seen last
         self._heard = self._looked = self._rested = time.monotonic()
         self._seen: Counter[str] = Counter()
         self._failure = self._lost = ""
@@ -158,15 +160,17 @@ class GuardClient:
             self._read()
             if not self._lost and now - self._heard > _SILENT:
                 self._lost = f"it has not reported for {now - self._heard:.2g} s"
-            new = Counter(self._told.get("counts", {})) - self._seen
-            self._seen += new
-            said, lost, stopped = self._told.get("said", {}), self._lost, self._told.get("stopped")
-        for event in ("expired", Reason.GRIPPER_FAILED.value):
-            reason = Reason.VELOCITY_EXPIRED if event == "expired" else Reason.GRIPPER_FAILED
+            if self._lost:
+                return {Reason.GUARD_LOST: f"{self._lost}; {_RESTART}"}
+            said, stopped = self._told.get("said", {}), self._told.get("stopped")
+            new = Counter[str]()
+            if self._told is not self._judged:
+                self._judged = self._told
+                new = Counter(self._told["counts"]) - self._seen
+                self._seen += new
+        for event, reason in _REACTIONS.items():
             for _ in range(new[event]):
                 self._context.safety.react(reason, said.get(event, ""))
-        if lost:
-            return {Reason.GUARD_LOST: f"{lost}; {_RESTART}"}
         held = [f"{event}: {said.get(event, '')}" for event in _HOLDS if new[event]]
         if held and not stopped:
             raise WriteError(f"the guard holds by itself ({'; '.join(held)})")
@@ -250,7 +254,7 @@ class GuardClient:
             self._counter += 1
             armings = self._context.safety.armings
             made = frame.time or time.monotonic_ns()
-            self._write(packet_of(replace(frame, counter=self._counter, time=made, armings=armings)))
+            self._write(packet_of(frame, counter=self._counter, time=made, armings=armings))
 
     def _write(self, packet: bytes) -> None:
         try:
