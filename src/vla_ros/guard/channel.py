@@ -42,6 +42,7 @@ class Channel:
         end.set_inheritable(False)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         self.socket, self.is_closed, self._room = end, False, bytearray(_PACKET)
+        self._reader = Reader()
         _open.add(self)
 
     def send(self, packet: bytes) -> None:
@@ -66,6 +67,10 @@ class Channel:
                 self.is_closed = True
                 return
             yield b"" if flags & socket.MSG_TRUNC else bytes(self._room[:size])
+
+    def frames(self) -> list[GuardFrame | DamagedError]:
+        """Return what the packets that have arrived say, oldest first."""
+        return [self._reader.read(packet) for packet in self.take()]
 
     def close(self) -> None:
         """Close the channel, also for processes that have a copy of this end."""

@@ -6,6 +6,8 @@ back towards its range pass. Not checked: the tip's step and box, collisions, an
 
 import math
 from copy import copy
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +15,7 @@ from vla_ros.config import VELOCITY_OUTPUTS, Config
 from vla_ros.config.takeover import PERSON_RATE_HZ
 from vla_ros.control.command import Command, lifetime
 from vla_ros.control.envelope import Envelope
-from vla_ros.control.measured import MeasuredArm, held_fingers, joint_speeds, position_of, sags
+from vla_ros.control.measured import MeasuredArm, joint_speeds, position_of, sags
 from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.guard.frames import GuardFrame, Kind
 from vla_ros.guard.history import MeasuredRange
@@ -36,6 +38,7 @@ class ArmCheck:
     Attributes:
         arm: The arm's options.
         names: Its N joints in command order; empty for a twist without kinematics.
+        count: Numbers of a motion: N, or 6 of a twist.
         envelope: Its limits.
         sags: How far each joint may be from where it is held, [N].
         measured: Reads its positions from joint states.
@@ -73,7 +76,7 @@ class ArmCheck:
         self.sends_velocities, self.motion = self.arm.output in VELOCITY_OUTPUTS, Kind.POSITIONS
         if self.sends_velocities:
             self.motion = Kind.TWIST if self.arm.output == "twist_stamped" else Kind.VELOCITIES
-        self._count = 6 if self.motion is Kind.TWIST else len(self.names)
+        self.count = 6 if self.motion is Kind.TWIST else len(self.names)
         self._fingers = self.arm.robot.gripper_joint_names
         self._lifetime = lifetime(config)
         step = RateLimiter(config.control.rate_hz).period
@@ -87,16 +90,16 @@ class ArmCheck:
 
     def split(self, frame: GuardFrame) -> tuple[FloatArray, FloatArray]:
         """Return the numbers of a motion or a hold, and the fingers' positions [F], NaN without a command."""
-        return frame.values[: self._count], frame.values[self._count :]
+        return frame.values[: self.count], frame.values[self.count :]
 
     def check_form(self, frame: GuardFrame) -> None:
         """Raise ValueError if a motion or a hold is none of this arm's, wherever it is."""
         if frame.kind not in (self.motion, Kind.HOLD):
             raise ValueError(f"found {frame.kind.name}, expected {self.motion.name}")
         values, fingers = frame.values.tolist(), len(self._fingers)
-        if len(values) != self._count + fingers:
-            raise ValueError(f"found {len(values)} numbers, expected {self._count} and {fingers} fingers")
-        if not all(map(math.isfinite, values[: self._count])) or any(map(math.isinf, values)):
+        if len(values) != self.count + fingers:
+            raise ValueError(f"found {len(values)} numbers, expected {self.count} and {fingers} fingers")
+        if not all(map(math.isfinite, values[: self.count])) or any(map(math.isinf, values)):
             raise ValueError(f"found {values}, expected finite numbers")
         if frame.kind is not Kind.HOLD:
             least, most = self._durations
@@ -114,25 +117,20 @@ class ArmCheck:
             origins: Positions [N] at which the step may start: the last command, and where the arm was.
             before: Speed of the last motion [N].
         """
-        numbers, fingers = self.split(frame)
-        self._check_fingers(fingers)
+        numbers, _ = self.split(frame)
         if self.motion is Kind.TWIST:
             self._check_twist(numbers, frame.duration)
             return np.zeros(len(self.names))
         assert measured is not None
-        low, high, ends = measured.low.tolist(), measured.high.tolist(), numbers.tolist()
-        was, dt, speeds = before.tolist(), frame.duration, list[FloatArray]()
+        ends, dt, speeds = numbers.tolist(), frame.duration, list[FloatArray]()
         if self.sends_velocities:
-            starts = [
-                up if (end > 0) ^ measured.certain else down for end, down, up in zip(ends, low, high, strict=True)
-            ]
-            ends = [start + end * dt for start, end in zip(starts, ends, strict=True)]
-            self._require_step(starts, ends, low, high, was, dt, certain=measured.certain)
+            starts = np.where((numbers > 0) ^ measured.certain, measured.high, measured.low)
+            self._require_step(starts.tolist(), (starts + numbers * dt).tolist(), measured, before, dt)
             return np.abs(numbers)
         wrong = "found no command from which it may continue"
         for origin in origins:
             try:
-                self._require_step(origin.tolist(), ends, low, high, was, dt, certain=measured.certain)
+                self._require_step(origin.tolist(), ends, measured, before, dt)
             except ValueError as error:
                 wrong = str(error) if origin is origins[0] else wrong
                 continue
@@ -142,7 +140,9 @@ class ArmCheck:
         if not speeds:
             raise ValueError(wrong)
         # It may also have begun where the arm was, as after a hold.
-        reach = np.array([self._reach(speed, each, dt) for speed, each in zip(self._speeds, was, strict=True)])
+        reach = np.array(
+            [self._reach(speed, each, dt) for speed, each in zip(self._speeds, before.tolist(), strict=True)]
+        )
         if np.all(np.abs(numbers - np.clip(numbers, measured.low, measured.high)) <= reach):
             farthest = np.maximum(np.abs(numbers - measured.low), np.abs(numbers - measured.high))
             speeds.append(np.minimum(farthest, reach) / dt)
@@ -159,20 +159,13 @@ class ArmCheck:
         return bool(np.allclose(frame.values[: len(held)], held, rtol=0, atol=_ROUNDING))
 
     def check_hold(
-        self,
-        frame: GuardFrame,
-        measured: MeasuredRange | None,
-        held: FloatArray | None,
-        joints: JointState | None,
-        origins: list[FloatArray],
+        self, frame: GuardFrame, measured: MeasuredRange | None, held: FloatArray | None, origins: list[FloatArray]
     ) -> None:
         """Raise ValueError if a hold is neither at the measured position nor at the ``held`` one [N], or too slow.
 
-        It comes from one of ``origins`` [N]. Fingers outside of their range must be where ``joints`` has them.
+        It comes from one of ``origins`` [N].
         """
-        limits, (numbers, fingers) = self.envelope.joints, self.split(frame)
-        self._check_fingers(fingers, joints)
-        most = _HOLDING
+        limits, numbers, most = self.envelope.joints, self.split(frame)[0], _HOLDING
         if not self.sends_velocities:
             free, far = limits.velocity > 0, [limits.lead, *(np.abs(numbers - each) for each in origins)]
             most += 2 * float(np.max(np.max(far, axis=0)[free] / limits.velocity[free], initial=0.0))
@@ -188,66 +181,43 @@ class ArmCheck:
 
     def command(self, frame: GuardFrame) -> Command:
         """Return the command that a checked motion or hold stands for."""
-        numbers, values = self.split(frame)
-        pairs = zip(self._fingers, values.tolist(), strict=True)
-        known = {name: value for name, value in pairs if not math.isnan(value)}
-        return self._command(numbers, known, frame.stamp, frame.duration, hold=frame.kind is Kind.HOLD)
-
-    def hold(self, positions: FloatArray, fingers: dict[str, float | None], stamp: int, duration: float) -> Command:
-        """Return a hold at ``positions`` [N], or zero velocity; raises Refused if the driver needs more joints."""
-        numbers = np.zeros(self._count) if self.sends_velocities else positions
-        return self._command(numbers, held_fingers(self.arm, fingers), stamp, duration, hold=True)
-
-    def _command(
-        self, numbers: FloatArray, fingers: dict[str, float], stamp: int, duration: float, *, hold: bool
-    ) -> Command:
-        positions = self.motion is Kind.POSITIONS
-        return Command(
-            arm=self.arm.name,
-            names=(*self.names, *fingers) if positions else tuple(fingers),
-            positions=np.array([*(numbers.tolist() if positions else ()), *fingers.values()]),
-            stamp=stamp,
-            hold=hold,
-            duration=duration,
-            frame_id=self._frame if self.sends_velocities or self._kinematics else "",
-            twist=(numbers[:3], numbers[3:]) if self.motion is Kind.TWIST else None,
-            velocities=dict(zip(self.names, numbers.tolist(), strict=True))
-            if self.motion is Kind.VELOCITIES
-            else None,
-        )
+        numbers, values = (part.tolist() for part in self.split(frame))
+        fingers = {name: at for name, at in zip(self._fingers, values, strict=True) if not math.isnan(at)}
+        if self.sends_velocities:
+            command = Command(tuple(fingers), np.array([*fingers.values()]), frame.stamp, frame_id=self._frame)
+        else:
+            names, base = (*self.names, *fingers), self._frame if self._kinematics else ""
+            command = Command(names, np.array([*numbers, *fingers.values()]), frame.stamp, frame_id=base)
+        if self.motion is Kind.VELOCITIES:
+            moves: dict[str, Any] = {"velocities": dict(zip(self.names, numbers, strict=True))}
+        else:
+            moves = {"twist": (np.array(numbers[:3]), np.array(numbers[3:]))} if self.motion is Kind.TWIST else {}
+        holds = frame.kind is Kind.HOLD
+        return replace(command, arm=self.arm.name, hold=holds, duration=frame.duration, **moves)
 
     def _require_step(
-        self,
-        starts: list[float],
-        ends: list[float],
-        low: list[float],
-        high: list[float],
-        before: list[float],
-        dt: float,
-        *,
-        certain: bool,
+        self, starts: list[float], ends: list[float], measured: MeasuredRange, before: FloatArray, dt: float
     ) -> None:
         """Raise ValueError for a joint that must not move from its start to its end in ``dt`` seconds.
 
-        It was measured between ``low`` and ``high``, and had the speed ``before``.
+        ``before`` is its speed then.
         """
         limits, lasts = self.envelope.joints, max(1.0, self._lifetime / dt) if self.sends_velocities else 1.0
-        for (name, least, most, fastest, lead), start, end, down, up, was in zip(
-            self._joints, starts, ends, low, high, before, strict=True
-        ):
+        seen = zip(starts, ends, *(each.tolist() for each in (measured.low, measured.high, before)), strict=True)
+        for (name, least, most, fastest, lead), (start, end, down, up, was) in zip(self._joints, seen, strict=True):
             self._require_near(name, "commanded", end, "from", start, self._reach(fastest, was, dt))
             step, far = end - start, start + lasts * (end - start)
             beyond = max(far - most if step > _ROUNDING else 0.0, least - far if step < -_ROUNDING else 0.0)
             if beyond > _ROUNDING:
                 raise ValueError(f"joint '{name}' is out of its range at {far:.6g}, from {start:.6g}")
             near = min(max(end, down), up)
-            if certain:  # the farthest
+            if measured.certain:  # the farthest
                 near = down if abs(end - down) > abs(end - up) else up
             if not self.sends_velocities:
                 self._require_near(name, "commanded", end, "measured", near, lead)
             if self._accelerates:
                 returns = max(start, up) > most or min(start, down) < least
-                if certain or not (returns or abs(end - near) < abs(start - near)):  # it gives way
+                if measured.certain or not (returns or abs(end - near) < abs(start - near)):  # it gives way
                     reach = (was + _EASE * limits.acceleration * dt) * dt
                     self._require_near(name, "accelerated to", end, "from", start, reach)
 
@@ -258,15 +228,15 @@ class ArmCheck:
             size, most = math.hypot(*vector.tolist()), step / dt * _TWIST
             self._require(size <= most + _ROUNDING, f"found a twist of {size:.4g} {unit}, allowed {most:.4g}")
 
-    def _check_fingers(self, fingers: FloatArray, joints: JointState | None = None) -> None:
+    def check_fingers(self, frame: GuardFrame, joints: JointState | None) -> None:
+        """Raise ValueError for a finger outside of its range, unless a hold has it where ``joints`` measure it."""
         low, high = sorted((self.arm.gripper.closed_position, self.arm.gripper.open_position))
-        for name, finger in zip(self._fingers, fingers.tolist(), strict=True):
+        for name, finger in zip(self._fingers, self.split(frame)[1].tolist(), strict=True):
             if low - _ROUNDING <= finger <= high + _ROUNDING or math.isnan(finger):
                 continue
             at, spare = position_of(joints, name), _BEYOND * (high - low)
-            least, most = (low, high) if at is None else (min(low, at - spare), max(high, at + spare))
-            inside = least - _ROUNDING <= finger <= most + _ROUNDING
-            self._require(inside, f"found '{name}' at {finger:g}, allowed {least:.4g} to {most:.4g}")
+            near = frame.kind is Kind.HOLD and at is not None and abs(finger - at) <= spare
+            self._require(near, f"found '{name}' at {finger:g}, allowed {low:g} to {high:g}; measured at {at}")
 
     @staticmethod
     def _require(holds: bool, otherwise: str) -> None:

@@ -16,7 +16,6 @@ What proves a fault of the node is rejected, and stops the arm. A motion that ma
 held, if it is late or if the joint state that it names has not arrived here and it is not legal in any case.
 """
 
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -26,8 +25,7 @@ from typing import Any
 import numpy as np
 
 from vla_ros.config import Config
-from vla_ros.control.command import Command, split
-from vla_ros.control.measured import position_of
+from vla_ros.control.command import Command
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.suspension import LONGEST
 from vla_ros.errors import VlaRosError
@@ -291,8 +289,10 @@ class Guard:
         count, origins = len(arm.check.names), [arm.last, arm.proposed]
         if frame.kind is Kind.HOLD:
             self.merge()
+        arm.check.check_fingers(frame, arm.newest)
+        if frame.kind is Kind.HOLD:
             known = [each for each in origins if each is not None]
-            arm.check.check_hold(frame, measured, arm.following.held, arm.newest, known)
+            arm.check.check_hold(frame, measured, arm.following.held, known)
             return np.zeros(count)
         if measured is None or measured.certain or only_last:
             origins = [arm.last]
@@ -306,7 +306,7 @@ class Guard:
             return
         command, (numbers, arm.fingers) = arm.check.command(frame), arm.check.split(frame)
         if not self._write(command):  # a part may have been written: hold at once, and again until that succeeds
-            arm.needs_hold, arm.ends, arm.expires = True, frame.time, None
+            arm.needs_hold, arm.ends = True, frame.time
             return
         self.counts["sent"] += 1
         arm.speed, before = speed, arm.last if arm.ends is not None else None
@@ -316,16 +316,16 @@ class Guard:
             if not arm.check.sends_velocities:
                 arm.following.hold(before, numbers, arm.check.envelope.joints.lead)
                 arm.following.held = numbers
-            arm.ends, arm.expires, arm.needs_hold = None, None, False
+            arm.ends, arm.needs_hold = None, False
             return
         arm.ends = frame.time + min(frame.holds, arm.check.longest)
-        arm.expires = command if arm.check.sends_velocities else None
         if not arm.check.sends_velocities:
             arm.following.sent(numbers)
 
     def _rest(self, arm: GuardedArm, frame: GuardFrame, now: int) -> None:
-        if arm.ends is not None and arm.expires is None and self.stopped is None and not arm.needs_hold:
-            arm.ends = max(arm.ends, min(frame.time, now) + min(frame.holds, arm.check.longest))
+        rests = arm.ends is not None and not arm.check.sends_velocities
+        if rests and self.stopped is None and not arm.needs_hold:
+            arm.ends = max(arm.ends or 0, min(frame.time, now) + min(frame.holds, arm.check.longest))
 
     # Ends of motion
 
@@ -337,50 +337,34 @@ class Guard:
 
     def _end(self, arm: GuardedArm, now: int) -> None:
         """End what has lapsed; zeros at the end of a velocity are no hold: the next velocity may follow."""
-        options = arm.check.arm
-        apart = options.robot.gripper_joint_names if options.gripper_topic else ()  # fingers with their own driver
-        if arm.expires is None or arm.needs_hold:
+        if not arm.check.sends_velocities or arm.needs_hold:
             if not arm.needs_hold:  # the node holds, too, also where no joint state is usable here
                 self.note("lapsed", arm.check.arm.name)
             self._hold(arm, now)
-        elif self._write(split(arm.expires, apart)[0].stopped()):
-            arm.ends, arm.expires = None, None
+        elif self._write(arm.check.command(arm.zeros())):
+            arm.ends = None
             self.note("expired", arm.check.arm.name)
         else:
             arm.ends = now + _AGAIN
 
     def _hold(self, arm: GuardedArm, now: int) -> None:
         """Hold an arm where the node would; without a fresh joint state as soon as there is one."""
-        self._hear()
-        self.merge()
         arm.needs_hold, arm.ends = True, now + _AGAIN
-        positions, stamp, duration = np.zeros(0), 0, 0.0
-        joints, limits = arm.newest, arm.check.envelope.joints
         if not arm.check.sends_velocities:
-            if joints is None or now - arm.arrived > (self.config.timeouts.joint_state + LONGEST) * _SECOND:
+            self._hear()
+            self.merge()
+            if now - arm.arrived > (self.config.timeouts.joint_state + LONGEST) * _SECOND:
                 return
-            positions, stamp = arm.check.measured.positions(joints), joints.stamp
-            positions = arm.following.hold(arm.last, positions, limits.lead)
-            if arm.last is not None:
-                away = np.abs(positions - arm.last)
-                free = limits.velocity > 0
-                duration = float(np.max(away[free] / limits.velocity[free], initial=0.0))
-        names = arm.check.arm.robot.gripper_joint_names
-        told = dict(zip(names, arm.fingers.tolist(), strict=False))
-        fingers = {name: told.get(name, math.nan) for name in names}
-        known = {name: position_of(joints, name) if math.isnan(at) else at for name, at in fingers.items()}
         try:
-            sent = self._write(arm.check.hold(positions, known, stamp, duration))
+            held = arm.hold()
         except Refused as refused:
-            sent = False
             self._tell("failed", str(refused))
-        if not sent:
             return
-        arm.ends = arm.expires = None
-        arm.speed = np.zeros(len(arm.check.names))
-        if not arm.check.sends_velocities:
-            arm.last = positions
-        self.note("held", f"{arm.check.arm.name} at {np.round(positions, 4).tolist()}")
+        if self._write(arm.check.command(held)):
+            arm.ends, arm.speed, numbers = None, np.zeros(len(arm.check.names)), arm.check.split(held)[0]
+            if not arm.check.sends_velocities:
+                arm.last = numbers
+            self.note("held", f"{arm.check.arm.name} at {np.round(numbers, 4).tolist()}")
 
     # The rest
 

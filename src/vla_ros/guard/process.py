@@ -1,7 +1,5 @@
 """The guard's process: its endpoints on the graph, its priority, and its loop of one thread."""
 
-import ctypes
-import gc
 import json
 import math
 import os
@@ -12,7 +10,6 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,11 +28,11 @@ from vla_ros.graph.node import Node, RawSubscription, printable_logger
 from vla_ros.graph.origin import Origin
 from vla_ros.graph.wiring import Wiring
 from vla_ros.guard.arm import guarded_arm
-from vla_ros.guard.channel import Channel, ChannelError, Reader
+from vla_ros.guard.channel import Channel, ChannelError
 from vla_ros.guard.checks import ArmCheck
 from vla_ros.guard.frames import GuardFrame
 from vla_ros.guard.guard import Guard
-from vla_ros.guard.printing import Printing
+from vla_ros.process import Printing, stay_in_memory, take_priority
 from vla_ros.types import JointState
 
 _POLL = 0.004  # s between looks at the graph's inputs
@@ -45,38 +42,12 @@ _OPTIONS = 600.0  # s; the node loads its policy before it sends options
 _BURST = 0.005  # s for messages that only the executor reads, one at a time
 _LAST_HOLD = 0.6  # s for the last hold
 _DELIVERED = 0.2  # s after which a middleware has delivered it (Fast DDS sends from a thread of its own)
-_PRIORITY = 20  # of SCHED_FIFO
-_LOCK_ALL = 3  # MCL_CURRENT | MCL_FUTURE of mman.h
-_OOM = "-900"  # oom_score_adj: others are killed first
 _STATES = ("holding", "moving", "stopped")
 
 
 def parse_options(text: str) -> Config:
     """Return the options of an OPTIONS packet: JSON by flat name."""
     return build(json.loads(text), complete=False)
-
-
-def take_priority() -> list[str]:
-    """Ask the kernel to run this process first, and to keep it in memory; return what it does not permit."""
-    refused = []
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
-    except OSError as error:
-        refused.append(f"SCHED_FIFO: {error.strerror} (rtprio in /etc/security/limits.d)")
-    try:
-        Path("/proc/self/oom_score_adj").write_text(_OOM)
-    except OSError as error:
-        refused.append(f"oom_score_adj: {error.strerror}")
-    return refused
-
-
-def stay_in_memory() -> list[str]:
-    """Lock this process's memory and freeze what the garbage collector need not look at; return what failed."""
-    gc.collect()
-    gc.freeze()
-    if ctypes.CDLL(None, use_errno=True).mlockall(_LOCK_ALL):
-        return [f"mlockall: {os.strerror(ctypes.get_errno())} (memlock in /etc/security/limits.d)"]
-    return []
 
 
 class GuardProcess:
@@ -88,7 +59,6 @@ class GuardProcess:
         graph: The graph.
         node: The guard's node.
         channel: The guard's end of the channel.
-        reader: Has read its first packet.
         config: The first options.
         heartbeats: Topics of the heartbeat that it hears, and of the one that it sends.
         printing: Where its log goes.
@@ -99,13 +69,11 @@ class GuardProcess:
         graph: Graph,
         node: Node,
         channel: Channel,
-        reader: Reader,
         config: Config,
         heartbeats: Sequence[str],
         printing: Printing,
     ) -> None:
-        self._printing, self._heard = printing, 0
-        self._graph, self._channel, self._reader = graph, channel, reader
+        self._graph, self._channel, self._printing, self._heard = graph, channel, printing, 0
         self._wiring, self.logger = Wiring(graph, node), printable_logger(node.get_logger())
         self.clock = Clock(lambda: int(node.get_clock().now().nanoseconds))
         self.options, self.throttled, self.safety = LiveConfig(config), ThrottledLogger(self.logger), self
@@ -182,7 +150,7 @@ class GuardProcess:
     def _look(self) -> None:
         """Take stops, then frames; joint states before them only if a frame needs one that is not known yet."""
         self._hear(self._requests)
-        frames = [self._reader.read(packet) for packet in self._channel.take()]
+        frames = self._channel.frames()
         self.guard.take(frames, time.monotonic_ns())  # which no frame is ahead of
         self._hear_joints()
         self.guard.merge()
@@ -274,12 +242,11 @@ class GuardProcess:
         self._channel.send(json.dumps(told).encode())
 
 
-def first_options(channel: Channel, reader: Reader, node_ended: int) -> Config | None:
+def first_options(channel: Channel, node_ended: int) -> Config | None:
     """Wait for the first options; return None if the node ends before."""
     ready = select.select([channel.socket.fileno(), node_ended], [], [], _OPTIONS)[0]
-    packet = next(channel.take(), b"") if node_ended not in ready else b""
-    said = reader.read(packet) if packet else None
-    return parse_options(said.text) if isinstance(said, GuardFrame) else None
+    said = channel.frames() if node_ended not in ready else []
+    return parse_options(said[0].text) if said and isinstance(said[0], GuardFrame) else None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -287,17 +254,17 @@ def main(arguments: Sequence[str]) -> int:
     asked = json.loads(arguments[0])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node ends this process after its last hold
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    channel, reader = Channel(socket.socket(fileno=asked["channel"])), Reader()
+    channel = Channel(socket.socket(fileno=asked["channel"]))
     printing, refused = Printing(), take_priority()  # in this order: who copies the log has no priority
     node_ended = os.pidfd_open(asked["process"])
     ros = ["--ros-args", "-p", "use_sim_time:=true"] if asked["simulated"] else []
     with open_graph(asked["backend"], ros, asked["log_level"]) as graph:
         node = graph.create_node(asked["name"], asked["namespace"])
         try:
-            config = first_options(channel, reader, node_ended)
+            config = first_options(channel, node_ended)
             if config is None:
                 return 0
-            process = GuardProcess(graph, node, channel, reader, config, asked["heartbeats"], printing)
+            process = GuardProcess(graph, node, channel, config, asked["heartbeats"], printing)
         except Exception as error:
             channel.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
             return 1

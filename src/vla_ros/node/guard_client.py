@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.config import Config
+from vla_ros.config import VELOCITY_OUTPUTS, Config
 from vla_ros.config.loading import flatten
 from vla_ros.config.node_topics import GUARD_HEARTBEAT, HEARTBEAT
+from vla_ros.config.options import AUTO
 from vla_ros.control.command import Command, lifetime, split, to_message
 from vla_ros.control.reasons import Reason
 from vla_ros.control.suspension import LONGEST
@@ -57,7 +58,8 @@ def options_text(config: Config, resolve: Callable[[str], str]) -> str:
 
 def start_guard(config: Config, node: Node, wiring: Wiring) -> "GuardClient | None":
     """Start the guard of a node, if ``guard.process`` asks for one; it ends when everything else is closed."""
-    if not config.guard.process:
+    moves_on = any(arm.output in VELOCITY_OUTPUTS for arm in config.arms) and config.node.clock != "inputs"
+    if config.guard.process == "false" or (config.guard.process == AUTO and not moves_on):
         return None
     guard = GuardClient(config, node, wiring.graph.backend)
     wiring.on_close(guard.close)
@@ -138,7 +140,8 @@ class GuardClient:
             select.select([self._channel.socket], [], [], 0.1)
             self._read()
             if self._lost or time.monotonic() > until:
-                raise VlaRosError(f"guard.process: the guard does not start: {self._lost or 'no answer'}")
+                why = self._lost or "no answer"
+                raise VlaRosError(f"the guard does not start: {why}; without one: guard.process:=false")
         return self
 
     def writes(self, command: Command) -> list[DriverWrite]:

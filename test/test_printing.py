@@ -7,7 +7,7 @@ import sys
 LINES = 5_000
 PRINTS = f"""
 import sys, time
-from vla_ros.guard.printing import Printing
+from vla_ros.process import Printing
 printing, lost = Printing(), 0
 for number in range({LINES}):
     if printing.has_room:
@@ -31,6 +31,6 @@ def test_printing_does_not_wait_and_what_has_room_arrives_whole() -> None:
 
 
 def test_what_is_printed_last_arrives_after_the_process_has_ended() -> None:
-    code = "from vla_ros.guard.printing import Printing; p = Printing(); print('the last words')"
+    code = "from vla_ros.process import Printing; p = Printing(); print('the last words')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     assert "the last words" in done.stderr
