@@ -429,6 +429,32 @@ def test_a_motion_that_may_be_legal_is_dropped_and_held_but_no_reason_to_stop(wh
     assert not last(guard).hold
 
 
+def test_joint_states_that_are_late_by_more_than_half_a_second_do_not_hide_the_newest() -> None:
+    """A link that was slow delivers what it kept, between new ones."""
+    guard = position_arm()
+    for count in range(20):
+        guard.wait(0.01)
+        joints = measure(guard, HOME)
+        guard.joints(state(NAMES, HOME, guard.now - 600_000_000))
+        move(guard, HOME + count % 2 * 0.001, joints)
+    measure(guard, HOME)  # until then, the clock could have been set back
+    assert [len(guard.sent), guard.happened("dropped"), guard.guard.stopped] == [20, 0, None]
+
+
+def test_after_the_clock_was_set_back_stamps_mean_the_newest_joint_states() -> None:
+    guard, back = position_arm(following_error=0.15), 5_000_000_000
+    for positions in (HOME, HOME + 1.0):  # before the jump, the arm was at HOME
+        for count in range(100):
+            guard.wait(0.01)
+            stamp = 10**12 - back + count * 10_000_000
+            guard.joints(state(NAMES, positions, stamp))
+    hold(guard, HOME + 1.0, stamp)
+    move(guard, HOME + 1.01, stamp)
+    assert (len(guard.sent), guard.guard.stopped) == (2, None)
+    move(guard, HOME, stamp)
+    assert guard.guard.stopped is not None
+
+
 def test_a_hold_that_is_dropped_is_told_so_that_the_node_holds_again() -> None:
     guard = position_arm()
     move(guard, HOME, guard.now)

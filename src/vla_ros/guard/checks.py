@@ -134,9 +134,9 @@ class ArmCheck:
             except ValueError as error:
                 wrong = str(error) if origin is origins[0] else wrong
                 continue
+            if not self._accelerates:  # it matters only once an acceleration is limited
+                return np.minimum(self.envelope.joints.velocity, self.envelope.joints.step / dt)
             speeds.append(np.abs(numbers - origin) / dt)
-            if not self._accelerates:
-                return speeds[0]  # it matters for an acceleration alone
         if not speeds:
             raise ValueError(wrong)
         # It may also have begun where the arm was, as after a hold.
