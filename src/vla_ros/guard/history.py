@@ -15,6 +15,7 @@ _PUBLISHERS = 64  # remembered; all are forgotten beyond that
 _JUMP = (
     500_000_000  # ns; one that is older by more than that is late, or follows a jump, after which the node holds
 )
+_SILENT = 50_000_000  # ns; two joint states of a publisher are seldom further apart
 _LONG = 2_000_000_000  # ns; more than a joint state may be late
 _NEWEST = 512  # among which a frame's joint state is
 _NEAR = 1.0  # s; a joint state without any other this near is unknown
@@ -70,9 +71,10 @@ class JointHistory:
                 self._publishers.clear()
                 self._doubts.clear()
             newest, since = self._publishers.get(publisher, (stamp, arrived))
-            if stamp < newest - _JUMP:  # late, or the clock was set back: then stamps may repeat
+            # Late, or the clock was set back: then nothing newer follows, and stamps may repeat.
+            if stamp < newest - _JUMP and arrived - since > _SILENT:
                 self._doubts[publisher] = since
-            if publisher in self._doubts and arrived - since > _JUMP:  # nothing newer has followed: set back
+            if publisher in self._doubts and arrived - since > _JUMP:
                 self._void, newest = self._doubts.pop(publisher), stamp
             if stamp >= newest:
                 self._publishers[publisher] = stamp, arrived
