@@ -1,9 +1,12 @@
-"""Prepares this process: a Python with the required libraries, the C allocator, signals, a clean end."""
+"""Prepares this process: a Python with the required libraries, the C allocator, signals, priority, a clean end."""
 
 import ctypes
+import gc
 import importlib.util
 import os
+import select
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Mapping
@@ -12,6 +15,9 @@ from pathlib import Path
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of glibc's malloc.h
 _KEPT = 256 << 20  # bytes
 _LARGEST = 32 << 20  # bytes; the largest mmap threshold that some versions of glibc accept
+_PRIORITY = 20  # of SCHED_FIFO
+_LOCK_ALL = 3  # MCL_CURRENT | MCL_FUTURE of mman.h
+_OOM = "-900"  # oom_score_adj: others are killed first
 _NEEDED = ("numpy", "yaml", "rich", "PIL", "simplejpeg", "cv2")
 _NATIVE = ("vla_control", "vla_inference", "vla_scene", "vla_collision", "vla_collision_view")
 _KINEMATICS = ("pinocchio",)  # needed only with a URDF; its user raises MissingDependencyError
@@ -68,6 +74,52 @@ def keep_freed_memory() -> None:
     mallopt(_TOP_PAD, _LARGEST // 2)
     if not mallopt(_MMAP_THRESHOLD, _KEPT):
         mallopt(_MMAP_THRESHOLD, _LARGEST)
+
+
+def take_priority() -> list[str]:
+    """Ask the kernel to run this process first, and to keep it in memory; return what it does not permit."""
+    refused = []
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
+    except OSError as error:
+        refused.append(f"SCHED_FIFO: {error.strerror} (rtprio in /etc/security/limits.d)")
+    try:
+        Path("/proc/self/oom_score_adj").write_text(_OOM)
+    except OSError as error:
+        refused.append(f"oom_score_adj: {error.strerror}")
+    return refused
+
+
+def stay_in_memory() -> list[str]:
+    """Lock this process's memory and freeze what the garbage collector need not look at; return what failed."""
+    gc.collect()
+    gc.freeze()
+    if ctypes.CDLL(None, use_errno=True).mlockall(_LOCK_ALL):
+        return [f"mlockall: {os.strerror(ctypes.get_errno())} (memlock in /etc/security/limits.d)"]
+    return []
+
+
+class Printing:
+    """Standard output and error of this process, through a pipe and a copier of its own.
+
+    What does not fit into the pipe is lost. The copier is no thread, which could keep the interpreter, and ends
+    when this process does.
+    """
+
+    def __init__(self) -> None:
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        # A session of its own: Ctrl-C must not end it before the last line.
+        self._copier = subprocess.Popen(["cat"], stdin=read, stdout=2, start_new_session=True)
+        os.dup2(write, 1)
+        os.dup2(write, 2)
+        os.close(read)
+        os.close(write)
+
+    @property
+    def has_room(self) -> bool:
+        """False while a line could get lost."""
+        return bool(select.select([], [2], [], 0)[1])
 
 
 REQUESTS: Mapping[signal.Signals, str] = {

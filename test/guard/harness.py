@@ -15,6 +15,7 @@ from vla_ros.guard.arm import guarded_arm
 from vla_ros.guard.checks import ArmCheck
 from vla_ros.guard.frames import GuardFrame, Kind
 from vla_ros.guard.guard import Guard
+from vla_ros.guard.process import parse_options
 from vla_ros.node.guard_client import frame_of
 from vla_ros.types import JointState
 
@@ -40,7 +41,10 @@ class Harness:
             guarded_arm(config, ArmCheck(config, index, arm.kinematics))
             for index, arm in enumerate(make_arms(config).values())
         ]
-        self.guard = Guard(config, arms, self._send, self._tell, lambda text: self.config)
+        self.guard = Guard(config, arms, self._send, self._tell, self._read, int)
+
+    def _read(self, text: str) -> Config:
+        return parse_options(text) if text else self.config
 
     def _send(self, command: Command) -> None:
         if self.writes_fail:

@@ -1,5 +1,8 @@
 """Frames and channel: what was not sent is never accepted."""
 
+import os
+import select
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -129,4 +132,33 @@ def test_a_packet_that_is_too_long_is_damaged() -> None:
     with pytest.raises(DamagedError):
         read_packet(b"")
     ours.close()
+    theirs.close()
+
+
+def test_a_forked_process_does_not_keep_the_channel_open_and_a_program_does_not_inherit_it() -> None:
+    ours, theirs = socket_pair()
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:  # it lives until the pipe is closed
+        os.close(writes)
+        os.read(reads, 1)
+        os._exit(0)
+    assert not os.get_inheritable(ours.socket.fileno())
+    ours.socket.close()  # as when the node is killed
+    assert select.select([theirs.socket], [], [], 10)[0], "the child has closed its copy"
+    assert list(theirs.take()) == []
+    assert theirs.is_closed
+    theirs.close()
+    os.close(writes)
+    os.close(reads)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_channel_is_closed_for_whoever_has_a_copy_of_it() -> None:
+    ours, theirs = socket_pair()
+    copy = ours.socket.dup()
+    ours.close()
+    assert list(theirs.take()) == []
+    assert theirs.is_closed
+    copy.close()
     theirs.close()

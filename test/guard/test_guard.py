@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from demo_arm import ARM, HOME, configure
+from demo_arm import ARM, FINGERS, HOME, configure
 from harness import Harness, state
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -17,23 +17,26 @@ from vla_ros.control.command import Command
 from vla_ros.control.reasons import Reason
 from vla_ros.guard.frames import DamagedError, GuardFrame, Kind
 from vla_ros.guard.guard import SOON
+from vla_ros.node.guard_client import _HOLDS
 
 REST = 1.5  # s for which a position, and a rest, remains in force
 ENDS = 0.2  # s after which a velocity ends
 STEP = 0.01  # rad; far within every limit
 NAMES = ARM.joint_names
+RATE = {"rate_hz": 10.0}
 
 
 def position_arm(**limits: Any) -> Harness:
     """A guard of an arm with position output that has measured it at home."""
     robot = {"gripper_joint_names": []}
-    guard = Harness(configure(robot=robot, gripper={"mode": "none"}, limits=limits))
+    guard = Harness(configure(robot=robot, gripper={"mode": "none"}, limits=limits, control=RATE))
     measure(guard, HOME)
     return guard
 
 
 def velocity_arm(output: str = "joint_velocity") -> Harness:
-    sections = {"robot": {"gripper_joint_names": []}, "gripper": {"mode": "none"}, "control": {"output": output}}
+    control = RATE | {"output": output}
+    sections = {"robot": {"gripper_joint_names": []}, "gripper": {"mode": "none"}, "control": control}
     guard = Harness(configure(**sections, timeouts={"velocity": 2.0}))
     measure(guard, HOME)
     return guard
@@ -56,6 +59,10 @@ def motion(positions: Any, joints: int, kind: Kind = Kind.POSITIONS) -> GuardFra
 
 def hold(guard: Harness, positions: Any, joints: int) -> None:
     guard.take(replace(motion(positions, joints), kind=Kind.HOLD, duration=0.0))
+
+
+def slow_hold(guard: Harness, seconds: float) -> None:
+    guard.take(replace(motion(HOME, guard.now), kind=Kind.HOLD, duration=seconds))
 
 
 def drive(guard: Harness, speed: float, **fields: Any) -> None:
@@ -257,12 +264,17 @@ WRONG = {
     "too few numbers": (lambda g: move(g, HOME[:6], g.now), "found 6 numbers, expected 7"),
     "another kind": (lambda g: g.take(motion(HOME, g.now, Kind.VELOCITIES)), "expected POSITIONS"),
     "another arm": (lambda g: move(g, HOME, g.now, arm=1), "unknown: found arm 1"),
-    "no duration": (lambda g: move(g, HOME, g.now, duration=0.0), "positive duration"),
-    "late": (lambda g: move(g, HOME, g.now, time=g.now - 300_000_000), "late: sent 300.0 ms ago"),
-    "from the future": (lambda g: move(g, HOME, g.now, time=g.now + 300_000_000), "late"),
+    "no duration": (lambda g: move(g, HOME, g.now, duration=0.0), "step of 0.0 s"),
+    "longer than a step": (lambda g: move(g, HOME, g.now, duration=0.11), "expected 0 to 0.1 s"),
+    "from the future": (lambda g: move(g, HOME, g.now, time=g.now + 300_000_000), "early: made 300.0 ms from now"),
     "damaged": (lambda g: g.guard.take([DamagedError("damaged: the checksum does not fit")], g.now), "damaged"),
-    "a joint state that never came": (lambda g: (move(g, HOME, g.now + 1), g.wait(0.3)), "never arrived here"),
     "an old joint state": (lambda g: (g.wait(5.0), move(g, HOME, 1_000_000_000_000)), "s old, allowed"),
+    "a hold that never arrives": (lambda g: slow_hold(g, np.inf), "found a hold that takes inf s"),
+    "a hold that takes an hour": (lambda g: slow_hold(g, 3600.0), "found a hold that takes 3600.0 s"),
+    "options that are none": (
+        lambda g: g.guard.take([GuardFrame(Kind.OPTIONS, text="{")], g.now),
+        "options: ",
+    ),
     "a hold that is far from the arm": (lambda g: hold(g, HOME + 0.6, g.now), "is held"),
 }
 
@@ -295,7 +307,9 @@ def test_an_arm_outside_of_its_range_may_return_but_not_leave_further() -> None:
 
 def test_a_lost_heartbeat_stops_a_moving_arm() -> None:
     guard = Harness(
-        configure(robot={"gripper_joint_names": []}, gripper={"mode": "none"}, timeouts={"heartbeat": 0.5})
+        configure(
+            robot={"gripper_joint_names": []}, gripper={"mode": "none"}, timeouts={"heartbeat": 0.5}, control=RATE
+        )
     )
     measure(guard, HOME)
     guard.guard.heard = guard.now
@@ -390,6 +404,169 @@ def test_a_restarted_driver_that_says_zeros_gets_no_hold_at_zeros() -> None:
     assert all(np.abs(command.positions - HOME).max() < 0.1 for _, command in guard.sent[sent:])
 
 
+UNSURE = {
+    "late": lambda g: move(g, HOME + STEP, g.now, time=g.now - 300_000_000),
+    "a joint state that never came": lambda g: (move(g, HOME + 0.12, g.now + 20_000_000), g.wait(0.25)),
+    "of which nothing is known": lambda g: (move(g, HOME, g.now + 10**9), g.wait(0.25)),
+}
+
+
+@pytest.mark.parametrize("what", list(UNSURE))
+def test_a_motion_that_may_be_legal_is_dropped_and_held_but_no_reason_to_stop(what: str) -> None:
+    """The joint state before a silence may be lost on its way to the guard alone."""
+    guard = position_arm(following_error=0.15)
+    move(guard, HOME, guard.now)
+    UNSURE[what](guard)
+    assert guard.happened("dropped") == 1, "the node is told once, and holds"
+    measure(guard, HOME)
+    guard.wait(0.05)
+    assert [command.hold for command in guard.commands] == [False, True]
+    assert guard.guard.stopped is None
+    move(guard, HOME + STEP, guard.now)
+    assert last(guard).hold, "nothing moves before the node has held"
+    hold(guard, HOME, guard.now)
+    move(guard, HOME + STEP, measure(guard, HOME))
+    assert not last(guard).hold
+
+
+def test_joint_states_that_are_late_by_more_than_half_a_second_do_not_hide_the_newest() -> None:
+    """A link that was slow delivers what it kept, between new ones."""
+    guard = position_arm()
+    for count in range(20):
+        guard.wait(0.01)
+        joints = measure(guard, HOME)
+        guard.joints(state(NAMES, HOME, guard.now - 600_000_000))
+        move(guard, HOME + count % 2 * 0.001, joints)
+    assert [len(guard.sent), guard.happened("dropped"), guard.guard.stopped] == [20, 0, None]
+
+
+def test_after_the_clock_was_set_back_stamps_mean_the_newest_joint_states() -> None:
+    guard, back = position_arm(following_error=0.15), 5_000_000_000
+    for positions in (HOME, HOME + 1.0):  # before the jump, the arm was at HOME
+        for count in range(100):
+            guard.wait(0.01)
+            stamp = 10**12 - back + count * 10_000_000
+            guard.joints(state(NAMES, positions, stamp))
+    hold(guard, HOME + 1.0, stamp)
+    move(guard, HOME + 1.01, stamp)
+    assert (len(guard.sent), guard.guard.stopped) == (2, None)
+    move(guard, HOME, stamp)
+    assert guard.guard.stopped is not None
+
+
+def test_a_hold_that_is_dropped_is_told_so_that_the_node_holds_again() -> None:
+    guard = position_arm()
+    move(guard, HOME, guard.now)
+    hold(guard, HOME + STEP, guard.now + 10**9)
+    guard.wait(0.25)
+    assert guard.happened("dropped") == 1
+    measure(guard, HOME)
+    guard.wait(0.05)
+    hold(guard, HOME, guard.now)
+    move(guard, HOME + STEP, guard.now)
+    assert not last(guard).hold
+
+
+@pytest.mark.parametrize("output", ["joint_velocity", "twist_stamped"])
+def test_a_velocity_that_has_expired_is_not_sent(output: str) -> None:
+    guard, kind = velocity_arm(output), Kind.TWIST if output == "twist_stamped" else Kind.VELOCITIES
+    numbers = np.full(6 if kind is Kind.TWIST else 7, 0.01)
+    guard.take(motion(numbers, guard.now, kind), holds=100_000_000, time=guard.now - 100_000_000)
+    guard.wait(0.1)
+    assert (len(guard.sent), guard.happened("expired"), guard.guard.stopped) == (0, 1, None)
+
+
+@pytest.mark.parametrize("output", ["joint_velocity", "twist_stamped"])
+@pytest.mark.parametrize("seconds", [1e-6, 0.03, 0.2, 1e9])
+def test_the_duration_of_a_velocity_is_not_believed(output: str, seconds: float) -> None:
+    """A step's limits divided by a duration of nothing would allow any speed."""
+    guard, kind = velocity_arm(output), Kind.TWIST if output == "twist_stamped" else Kind.VELOCITIES
+    numbers = np.full(6 if kind is Kind.TWIST else 7, min(100.0, 0.001 / seconds))
+    guard.take(replace(motion(numbers, guard.now, kind), duration=seconds), holds=10**9)
+    assert guard.guard.stopped is not None
+    assert "found a step of" in guard.guard.stopped[1]
+    assert not guard.sent
+
+
+def test_a_person_may_move_the_arm_in_steps_of_their_own() -> None:
+    robot = {"gripper_joint_names": []}
+    person, limits = {"input": "leader", "leader": "/leader"}, {"max_joint_acceleration": 5.0}
+    guard = Harness(configure(robot=robot, gripper={"mode": "none"}, control=RATE, takeover=person, limits=limits))
+    measure(guard, HOME)
+    for duration in (0.02, 0.1):
+        move(guard, HOME, guard.now, duration=duration)
+    assert (len(guard.sent), guard.guard.stopped) == (2, None)
+
+
+def test_a_rest_from_the_future_rests_no_longer_than_any_other() -> None:
+    guard = position_arm()
+    move(guard, HOME, guard.now)
+    guard.say(Kind.REST, holds=2 * 10**9, time=guard.now + 10**15)
+    guard.wait(2.0)
+    measure(guard, HOME)
+    guard.wait(2.0)
+    assert guard.happened("lapsed") == 1
+
+
+def test_the_node_is_told_of_a_lapse_at_once_also_without_a_joint_state() -> None:
+    guard = position_arm()
+    move(guard, HOME + STEP, guard.now)
+    guard.wait(5.0)
+    assert [guard.happened("lapsed"), guard.happened("held"), len(guard.sent)] == [1, 0, 1]
+    assert {"lapsed", "dropped", "suspended", "unsent"} == set(_HOLDS)
+
+
+def test_after_a_reset_no_hold_is_due_that_the_node_has_forgotten() -> None:
+    guard = position_arm()
+    move(guard, HOME + STEP, guard.now)
+    guard.wait(1.4)
+    joints = measure(guard, HOME)
+    guard.wait(0.2)
+    assert last(guard).hold
+    guard.say(Kind.RESET)
+    move(guard, HOME, joints)
+    assert not last(guard).hold
+
+
+def test_no_gripper_moves_after_a_stop_or_within_a_hold() -> None:
+    guard = position_arm()
+    move(guard, HOME + STEP, guard.now)
+    assert guard.guard.may_move
+    guard.say(Kind.STOP)
+    assert not guard.guard.may_move, "the node has stopped"
+    hold(guard, HOME, guard.now)
+    assert not guard.guard.may_move
+    move(guard, HOME + STEP, guard.now, armings=2)
+    assert guard.guard.may_move
+    guard.wait(1.6)
+    assert not guard.guard.may_move, "what moved has lapsed"
+
+
+@pytest.mark.parametrize(
+    ("at", "measured", "passes"),
+    [(0.02, None, True), (0.0401, None, False), (0.043, 0.042, True), (0.06, 0.042, False), (-1.0, 0.0, False)],
+)
+def test_the_fingers_of_a_hold_are_in_their_range_or_where_they_are_measured(at, measured, passes) -> None:
+    guard = Harness(configure(control=RATE))
+    fingers = [] if measured is None else [measured] * 2
+    names = NAMES if measured is None else (*NAMES, *FINGERS)
+    guard.joints(state(names, [*HOME, *fingers], guard.now))
+    guard.take(replace(motion([*HOME, at, at], guard.now), kind=Kind.HOLD, duration=0.0))
+    assert (len(guard.sent), guard.guard.stopped is None) == (passes, passes)
+
+
+def test_a_heartbeat_that_is_lost_after_a_stop_does_not_keep_the_processor_busy() -> None:
+    options = {"robot": {"gripper_joint_names": []}, "gripper": {"mode": "none"}, "control": RATE}
+    guard = Harness(configure(**options, timeouts={"heartbeat": 1.0}))
+    guard.guard.heard = guard.now
+    move(guard, HOME + STEP, measure(guard, HOME))
+    guard.wait(2.0)  # stopped by the heartbeat; without a joint state the hold is due
+    due = guard.guard.due(guard.now)
+    assert guard.guard.stopped is not None
+    assert due is not None
+    assert due > guard.now
+
+
 class Node(RuleBasedStateMachine):
     """Anything that a node may do, and what the guard must make of it, as a model of a few lines."""
 
@@ -449,7 +626,8 @@ class Node(RuleBasedStateMachine):
     @rule()
     def resets(self) -> None:
         self.guard.say(Kind.RESET, armings=self.armings)
-        self.stopped, self.least = False, self.armings + 1
+        self.stopped = self.needs_hold = False
+        self.least = self.armings + 1
 
     @rule()
     def arms(self) -> None:

@@ -155,7 +155,7 @@ def test_velocities_and_twists_pass(output: str, seed: int) -> None:
             controller.configure(config)
             guard.config = config
             guard.guard.take([GuardFrame(Kind.OPTIONS)], guard.now)
-        dt = float(rng.choice([1.0, 0.25])) / rate
+        dt = float(rng.choice([1.0, 0.4])) / rate
         try:
             command = controller.command(any_action(trial, motion), joints, stamp, dt)
         except Refused:

@@ -63,7 +63,7 @@ def _of_control(config: Config) -> Iterator[str]:
         yield f"{found} {velocities[0]}, whose velocities last until the next step; set command_rate_hz to 0"
     if control.command_rate_hz and config.node.clock == "inputs":
         yield f"{found} node.clock inputs, where no time passes between steps; set command_rate_hz to 0"
-    if config.guard.process and config.node.clock == "inputs":
+    if config.guard.process == "true" and config.node.clock == "inputs":
         yield "guard.process: found true with node.clock inputs, where time stands still; set it to false"
     if control.command_rate_hz and control.rate_hz == 0:
         yield f"{found} control.rate_hz 0, so the length of a step is unknown; set rate_hz"

@@ -240,7 +240,8 @@ def unknown_option(name: str, config: Config, value: Any = "") -> str:
 def convert_value(entry: Entry, value: Any) -> Any:
     """Convert ``value`` to the entry's type, and check range and choices; raises ConfigError if it does not fit.
 
-    Integers are accepted as floats (``5`` in YAML); nothing else is converted.
+    Integers are accepted as floats (``5`` in YAML), and true and false where they are among the choices; nothing
+    else is converted.
     """
     if entry.is_list:
         if entry.option.per_camera and (isinstance(value, str) or not isinstance(value, Sequence)):
@@ -257,6 +258,8 @@ def _convert_item(entry: Entry, item: Any, whole: Any) -> Any:
     kind = entry.item_type
     if kind is float and isinstance(item, int) and not isinstance(item, bool):
         item = float(item)
+    if isinstance(item, bool) and str(item).lower() in entry.option.choices:  # beside other texts
+        item = str(item).lower()
     if type(item) is not kind:
         raise _wrong(entry, whole)
     low, high = entry.option.low, entry.option.high

@@ -34,7 +34,7 @@ def option_of(metadata: Any) -> Option:
 
 
 AUTO = "auto"
-"""The default of ``policy.name``: the policy that claims ``policy.checkpoint``."""
+"""The default of ``policy.name``, the policy that claims ``policy.checkpoint``, and of ``guard.process``."""
 
 
 LONGEST_INSTRUCTION = 500

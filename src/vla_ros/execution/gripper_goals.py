@@ -61,14 +61,13 @@ class GripperGoals:
         self.is_ready = all(client.server_is_ready() for client in self._clients.values())
         if self._due and now > self._due:
             self._fail(self._number, f"no answer within {config.timeouts.gripper:g} s (timeouts.gripper)")
-        wanted = self._wanted
-        if wanted is None or not self.is_ready or now < self._not_before or not self._is_new(wanted):
-            return
-        end, goal = self._goal(wanted, config.gripper.goal_speed, config.gripper.goal_effort)
         with self._context.safety.sending() as allowed:
             if not allowed:  # the target is from before the stop
                 self._wanted = None
+            wanted = self._wanted
+            if wanted is None or not self.is_ready or now < self._not_before or not self._is_new(wanted):
                 return
+            end, goal = self._goal(wanted, config.gripper.goal_speed, config.gripper.goal_effort)
             try:
                 answer = self._clients[end].send_goal_async(goal)
             except Exception as error:  # of the middleware

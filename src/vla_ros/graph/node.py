@@ -127,7 +127,10 @@ class RawSubscription(Protocol):
     """A subscription created by :attr:`Backend.subscribe_raw`."""
 
     def poll(self) -> None:
-        """Run the callback for waiting messages on this thread; the graph may spin on another."""
+        """Run the callback for waiting messages on this thread; the graph may spin on another.
+
+        Raises the first error of a message; those behind it are taken all the same, or by the next call.
+        """
 
     def destroy(self) -> Any:
         """Destroy the subscription."""

@@ -3,14 +3,20 @@
 Packets arrive whole and in order, or not at all. Nobody waits: a channel that is full has nobody at its other end.
 """
 
+import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
+from weakref import WeakSet
 
 from vla_ros.guard.frames import DamagedError, GuardFrame, read_packet
 
 _BUFFER = 1 << 18  # bytes; more than half a second of commands at 250 Hz
 _PACKET = 1 << 16  # bytes
-_MOST = 512  # packets that are taken at once
+_MOST = 128  # packets that are taken at once
+
+
+_open: "WeakSet[Channel]" = WeakSet()
 
 
 class ChannelError(OSError):
@@ -33,8 +39,11 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
+        end.set_inheritable(False)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
-        self.socket, self.is_closed = end, False
+        self.socket, self.is_closed, self._room = end, False, bytearray(_PACKET)
+        self._reader = Reader()
+        _open.add(self)
 
     def send(self, packet: bytes) -> None:
         """Send a packet, at once. Raises ChannelError if the channel is full or broken."""
@@ -49,18 +58,33 @@ class Channel:
         """Yield the packets that have arrived, oldest first."""
         for _ in range(_MOST):
             try:
-                packet, _, flags, _ = self.socket.recvmsg(_PACKET)
+                size, _, flags, _ = self.socket.recvmsg_into([self._room])
             except BlockingIOError:
                 return
             except OSError:
-                packet, flags = b"", 0
-            if not packet:
+                size, flags = 0, 0
+            if not size:
                 self.is_closed = True
                 return
-            yield b"" if flags & socket.MSG_TRUNC else packet
+            yield b"" if flags & socket.MSG_TRUNC else bytes(self._room[:size])
+
+    def frames(self) -> list[GuardFrame | DamagedError]:
+        """Return what the packets that have arrived say, oldest first."""
+        return [self._reader.read(packet) for packet in self.take()]
 
     def close(self) -> None:
+        """Close the channel, also for processes that have a copy of this end."""
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
+
+
+def _close_copies() -> None:
+    for channel in _open:
+        channel.socket.close()
+
+
+os.register_at_fork(after_in_child=_close_copies)
 
 
 class Reader:

@@ -7,22 +7,28 @@ back towards its range pass. Not checked: the tip's step and box, collisions, an
 import math
 from copy import copy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from vla_ros.config import VELOCITY_OUTPUTS, Config
+from vla_ros.config.takeover import PERSON_RATE_HZ
 from vla_ros.control.command import Command, lifetime
 from vla_ros.control.envelope import Envelope
-from vla_ros.control.measured import MeasuredArm, held_fingers, joint_speeds, sags
+from vla_ros.control.measured import MeasuredArm, joint_speeds, position_of, sags
+from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.guard.frames import GuardFrame, Kind
 from vla_ros.guard.history import MeasuredRange
 from vla_ros.kinematics.solver import Kinematics
-from vla_ros.types import FloatArray
+from vla_ros.types import FloatArray, JointState
 
 _SPARE = 1.0  # s beyond timeouts.inference, as the node's
 _ROUNDING = 1e-6  # rad, m, rad/s or m/s
 _SHARE = 1 + 1e-6
 _EASE = 2.0  # factor by which an acceleration may exceed its limit: where a step began is not always known
+_SHORTEST = 0.4  # of a step; a velocity's last one on the way to rest is no shorter
+_HOLDING = 1.0  # s beyond what the joints need, for which a hold may take
+_BEYOND = 0.1  # share of the stroke; a measured finger moves by less until it is held
 _TWIST = 1.02  # factor by which a twist may exceed its step limits, as docs/safety.md says, and rounding
 
 
@@ -32,12 +38,15 @@ class ArmCheck:
     Attributes:
         arm: The arm's options.
         names: Its N joints in command order; empty for a twist without kinematics.
+        count: Numbers of a motion: N, or 6 of a twist.
         envelope: Its limits.
         sags: How far each joint may be from where it is held, [N].
         measured: Reads its positions from joint states.
         speeds: How fast each joint can move, by name.
         fastest: The same, [N].
         sends_velocities: True if motion ends only with another command.
+        motion: The kind of its motions.
+        longest: Nanoseconds for which a frame may be in force, whatever it says.
     """
 
     def __init__(self, config: Config, index: int, kinematics: Kinematics | None) -> None:
@@ -60,34 +69,42 @@ class ArmCheck:
         self.envelope = Envelope.from_config(config, self.arm, self.names, self._kinematics)
         self.speeds = joint_speeds(self.arm, self.names, self._kinematics)
         self.fastest = np.array(list(self.speeds.values()))
-        self.sends_velocities = self.arm.output in VELOCITY_OUTPUTS
+        limits, self._accelerates = self.envelope.joints, math.isfinite(self.envelope.joints.acceleration)
+        self._speeds = limits.velocity.tolist()
+        columns = limits.low.tolist(), limits.high.tolist(), self._speeds, limits.lead.tolist()
+        self._joints = list(zip(self.names, *columns, strict=True))
+        self.sends_velocities, self.motion = self.arm.output in VELOCITY_OUTPUTS, Kind.POSITIONS
+        if self.sends_velocities:
+            self.motion = Kind.TWIST if self.arm.output == "twist_stamped" else Kind.VELOCITIES
+        self.count = 6 if self.motion is Kind.TWIST else len(self.names)
+        self._fingers = self.arm.robot.gripper_joint_names
         self._lifetime = lifetime(config)
+        step = RateLimiter(config.control.rate_hz).period
+        periods = (step,) if config.takeover.input == "none" else (step, 1 / PERSON_RATE_HZ)
+        self._durations = _SHORTEST * min(periods) * self.sends_velocities, max(periods)
         seconds = self._lifetime if self.sends_velocities else config.timeouts.inference + _SPARE
-        self.longest = round(1e9 * seconds)  # ns for which a frame may be in force, whatever it says
+        self.longest = round(1e9 * seconds)
         robot = self.arm.robot
         frame = robot.tip_frame if config.control.delta_frame == "tip" else robot.base_frame
         self._frame = self._kinematics.base_frame if self._kinematics else frame
 
-    @property
-    def motion(self) -> Kind:
-        """The kind of this arm's motions."""
-        if not self.sends_velocities:
-            return Kind.POSITIONS
-        return Kind.TWIST if self.arm.output == "twist_stamped" else Kind.VELOCITIES
-
     def split(self, frame: GuardFrame) -> tuple[FloatArray, FloatArray]:
-        """Return the numbers of a motion or a hold, and the fingers' positions [F].
+        """Return the numbers of a motion or a hold, and the fingers' positions [F], NaN without a command."""
+        return frame.values[: self.count], frame.values[self.count :]
 
-        Raises ValueError if there are more or fewer, or one is not finite. Fingers without a command are NaN.
-        """
-        count = 6 if self.motion is Kind.TWIST else len(self.names)
-        fingers = len(self.arm.robot.gripper_joint_names)
-        if len(frame.values) != count + fingers:
-            raise ValueError(f"found {len(frame.values)} numbers, expected {count} and {fingers} fingers")
-        numbers, rest = frame.values[:count], frame.values[count:]
-        if not np.isfinite(numbers).all() or np.isinf(rest).any():
-            raise ValueError(f"found {frame.values.tolist()}, expected finite numbers")
-        return numbers, rest
+    def check_form(self, frame: GuardFrame) -> None:
+        """Raise ValueError if a motion or a hold is none of this arm's, wherever it is."""
+        if frame.kind not in (self.motion, Kind.HOLD):
+            raise ValueError(f"found {frame.kind.name}, expected {self.motion.name}")
+        values, fingers = frame.values.tolist(), len(self._fingers)
+        if len(values) != self.count + fingers:
+            raise ValueError(f"found {len(values)} numbers, expected {self.count} and {fingers} fingers")
+        if not all(map(math.isfinite, values[: self.count])) or any(map(math.isinf, values)):
+            raise ValueError(f"found {values}, expected finite numbers")
+        if frame.kind is not Kind.HOLD:
+            least, most = self._durations
+            inside = frame.duration > 0 and least <= frame.duration * _SHARE <= most * _SHARE * _SHARE
+            self._require(inside, f"found a step of {frame.duration} s, expected {least:.4g} to {most:.4g} s")
 
     def check_motion(
         self, frame: GuardFrame, measured: MeasuredRange | None, origins: list[FloatArray], before: FloatArray
@@ -100,118 +117,109 @@ class ArmCheck:
             origins: Positions [N] at which the step may start: the last command, and where the arm was.
             before: Speed of the last motion [N].
         """
-        if frame.kind is not self.motion:
-            raise ValueError(f"found {frame.kind.name}, expected {self.motion.name}")
-        if not (math.isfinite(frame.duration) and frame.duration > 0):
-            raise ValueError(f"found a step of {frame.duration} s, expected a positive duration")
-        numbers, fingers = self.split(frame)
-        self._check_fingers(fingers)
+        numbers, _ = self.split(frame)
         if self.motion is Kind.TWIST:
             self._check_twist(numbers, frame.duration)
             return np.zeros(len(self.names))
         assert measured is not None
+        ends, dt, speeds = numbers.tolist(), frame.duration, list[FloatArray]()
         if self.sends_velocities:
-            start = np.where((numbers > 0) ^ measured.certain, measured.low, measured.high)
-            step = numbers * frame.duration
-            if why := self._wrong_step(step, start, measured, before, frame.duration):
-                raise ValueError(why)
+            starts = np.where((numbers > 0) ^ measured.certain, measured.high, measured.low)
+            self._require_step(starts.tolist(), (starts + numbers * dt).tolist(), measured, before, dt)
             return np.abs(numbers)
-        wrong = [self._wrong_step(numbers - each, each, measured, before, frame.duration) for each in origins]
-        if all(wrong):
-            raise ValueError(wrong[0] if wrong else "found no command from which it may continue")
-        steps = [np.abs(numbers - each) for each, why in zip(origins, wrong, strict=True) if not why]
+        wrong = "found no command from which it may continue"
+        for origin in origins:
+            try:
+                self._require_step(origin.tolist(), ends, measured, before, dt)
+            except ValueError as error:
+                wrong = str(error) if origin is origins[0] else wrong
+                continue
+            if not self._accelerates:  # it matters only once an acceleration is limited
+                return np.minimum(self.envelope.joints.velocity, self.envelope.joints.step / dt)
+            speeds.append(np.abs(numbers - origin) / dt)
+        if not speeds:
+            raise ValueError(wrong)
         # It may also have begun where the arm was, as after a hold.
-        reach = self._reach(before, frame.duration)
+        reach = np.array(
+            [self._reach(speed, each, dt) for speed, each in zip(self._speeds, before.tolist(), strict=True)]
+        )
         if np.all(np.abs(numbers - np.clip(numbers, measured.low, measured.high)) <= reach):
-            ends = np.abs(numbers - measured.low), np.abs(numbers - measured.high)
-            steps.append(np.minimum(np.maximum(*ends), reach))
-        return np.max(steps, axis=0) / frame.duration  # type: ignore[no-any-return]
+            farthest = np.maximum(np.abs(numbers - measured.low), np.abs(numbers - measured.high))
+            speeds.append(np.minimum(farthest, reach) / dt)
+        return np.max(speeds, axis=0)  # type: ignore[no-any-return]
 
-    def _reach(self, before: FloatArray, dt: float) -> FloatArray:
-        """Return the longest step [N] of ``dt`` seconds; a joint that is too fast slows down within its limit."""
+    def _reach(self, fastest: float, before: float, dt: float) -> float:
+        """Return the longest step of ``dt`` seconds; a joint that is too fast slows down within its limit."""
         limits = self.envelope.joints
-        slowed = np.maximum(before - limits.acceleration * dt, 0.0) if math.isfinite(limits.acceleration) else 0.0
-        return np.minimum(np.maximum(limits.velocity, slowed) * dt, limits.step)
+        slowed = before - limits.acceleration * dt if self._accelerates else 0.0
+        return min(max(fastest, slowed) * dt, limits.step)
 
     def is_at(self, frame: GuardFrame, held: FloatArray) -> bool:
         """Return True if a frame has the positions ``held`` [N]."""
         return bool(np.allclose(frame.values[: len(held)], held, rtol=0, atol=_ROUNDING))
 
-    def check_hold(self, frame: GuardFrame, measured: MeasuredRange | None, held: FloatArray | None) -> None:
-        """Raise ValueError if a hold is neither at the measured position nor at the ``held`` one [N]."""
-        numbers, _ = self.split(frame)
+    def check_hold(
+        self, frame: GuardFrame, measured: MeasuredRange | None, held: FloatArray | None, origins: list[FloatArray]
+    ) -> None:
+        """Raise ValueError if a hold is neither at the measured position nor at the ``held`` one [N], or too slow.
+
+        It comes from one of ``origins`` [N].
+        """
+        limits, numbers, most = self.envelope.joints, self.split(frame)[0], _HOLDING
+        if not self.sends_velocities:
+            free, far = limits.velocity > 0, [limits.lead, *(np.abs(numbers - each) for each in origins)]
+            most += 2 * float(np.max(np.max(far, axis=0)[free] / limits.velocity[free], initial=0.0))
+        inside = 0 <= frame.duration <= most
+        self._require(inside, f"found a hold that takes {frame.duration} s, expected at most {most:.3g} s")
         if self.sends_velocities:
             self._require(not numbers.any(), f"found a hold with {numbers.tolist()}, expected zeros")
         elif held is None or np.any(np.abs(numbers - held) > _ROUNDING):
             assert measured is not None
-            near, lead = measured.nearest(numbers), self.envelope.joints.lead
-            wrong = self._beyond(np.abs(numbers - near), lead, numbers, near, "held", "measured")
-            self._require(not wrong, wrong)
+            near = measured.nearest(numbers).tolist()
+            for name, to, at, lead in zip(self.names, numbers.tolist(), near, limits.lead.tolist(), strict=True):
+                self._require_near(name, "held", to, "measured", at, lead)
 
     def command(self, frame: GuardFrame) -> Command:
         """Return the command that a checked motion or hold stands for."""
-        numbers, values = self.split(frame)
-        known = {
-            name: value
-            for name, value in zip(self.arm.robot.gripper_joint_names, values.tolist(), strict=True)
-            if not math.isnan(value)
-        }
-        holds = frame.kind is Kind.HOLD
-        return self._command(numbers, known, frame.stamp, frame.duration, hold=holds)
-
-    def hold(self, positions: FloatArray, fingers: dict[str, float | None], stamp: int, duration: float) -> Command:
-        """Return a hold at ``positions`` [N], or zero velocity; raises Refused if the driver needs more joints."""
-        numbers = (
-            positions
-            if not self.sends_velocities
-            else np.zeros(6 if self.motion is Kind.TWIST else len(self.names))
-        )
-        return self._command(numbers, held_fingers(self.arm, fingers), stamp, duration, hold=True)
-
-    def _command(
-        self, numbers: FloatArray, fingers: dict[str, float], stamp: int, duration: float, *, hold: bool
-    ) -> Command:
-        ends = list(fingers.values())
-        command = Command(
-            arm=self.arm.name,
-            names=tuple(fingers),
-            positions=np.array(ends),
-            stamp=stamp,
-            hold=hold,
-            duration=duration,
-            frame_id=self._frame if self.sends_velocities or self._kinematics else "",
-        )
-        if self.motion is Kind.TWIST:
-            return replace(command, twist=(numbers[:3], numbers[3:]))
+        numbers, values = (part.tolist() for part in self.split(frame))
+        fingers = {name: at for name, at in zip(self._fingers, values, strict=True) if not math.isnan(at)}
+        if self.sends_velocities:
+            command = Command(tuple(fingers), np.array([*fingers.values()]), frame.stamp, frame_id=self._frame)
+        else:
+            names, base = (*self.names, *fingers), self._frame if self._kinematics else ""
+            command = Command(names, np.array([*numbers, *fingers.values()]), frame.stamp, frame_id=base)
         if self.motion is Kind.VELOCITIES:
-            return replace(command, velocities=dict(zip(self.names, numbers.tolist(), strict=True)))
-        positions = np.concatenate((numbers, ends))
-        return replace(command, names=self.names + tuple(fingers), positions=positions)
+            moves: dict[str, Any] = {"velocities": dict(zip(self.names, numbers, strict=True))}
+        else:
+            moves = {"twist": (np.array(numbers[:3]), np.array(numbers[3:]))} if self.motion is Kind.TWIST else {}
+        holds = frame.kind is Kind.HOLD
+        return replace(command, arm=self.arm.name, hold=holds, duration=frame.duration, **moves)
 
-    def _wrong_step(
-        self, step: FloatArray, origin: FloatArray, measured: MeasuredRange, before: FloatArray, dt: float
-    ) -> str:
-        """Return what is wrong with a ``step`` [N] of ``dt`` seconds from ``origin`` [N], or ""."""
-        limits, end = self.envelope.joints, origin + step
-        found = [self._beyond(np.abs(step), self._reach(before, dt), end, origin, "commanded", "from")]
-        lasts = max(1.0, self._lifetime / dt) if self.sends_velocities else 1.0
-        far = origin + lasts * step
-        outside = np.maximum(far - limits.high, limits.low - far)
-        leaves = np.where(far > limits.high, step > _ROUNDING, step < -_ROUNDING)
-        outside = np.where(leaves, outside, 0.0)
-        found.append(self._beyond(outside, np.zeros(len(step)), far, origin, "out of its range at", "from"))
-        near = measured.nearest(end)
-        if not self.sends_velocities:
-            found.append(self._beyond(np.abs(end - near), limits.lead, end, near, "commanded", "measured"))
-        if math.isfinite(limits.acceleration):
-            returns = (np.maximum(origin, measured.high) > limits.high) | (
-                np.minimum(origin, measured.low) < limits.low
-            )
-            returns |= np.abs(end - near) < np.abs(origin - near)  # it gives way
-            returns &= not measured.certain
-            most = np.where(returns, np.inf, (before + _EASE * limits.acceleration * dt) * dt)
-            found.append(self._beyond(np.abs(step), most, end, origin, "accelerated to", "from"))
-        return next(filter(None, found), "")
+    def _require_step(
+        self, starts: list[float], ends: list[float], measured: MeasuredRange, before: FloatArray, dt: float
+    ) -> None:
+        """Raise ValueError for a joint that must not move from its start to its end in ``dt`` seconds.
+
+        ``before`` is its speed then.
+        """
+        limits, lasts = self.envelope.joints, max(1.0, self._lifetime / dt) if self.sends_velocities else 1.0
+        seen = zip(starts, ends, *(each.tolist() for each in (measured.low, measured.high, before)), strict=True)
+        for (name, least, most, fastest, lead), (start, end, down, up, was) in zip(self._joints, seen, strict=True):
+            self._require_near(name, "commanded", end, "from", start, self._reach(fastest, was, dt))
+            step, far = end - start, start + lasts * (end - start)
+            beyond = max(far - most if step > _ROUNDING else 0.0, least - far if step < -_ROUNDING else 0.0)
+            if beyond > _ROUNDING:
+                raise ValueError(f"joint '{name}' is out of its range at {far:.6g}, from {start:.6g}")
+            near = min(max(end, down), up)
+            if measured.certain:  # the farthest
+                near = down if abs(end - down) > abs(end - up) else up
+            if not self.sends_velocities:
+                self._require_near(name, "commanded", end, "measured", near, lead)
+            if self._accelerates:
+                returns = max(start, up) > most or min(start, down) < least
+                if measured.certain or not (returns or abs(end - near) < abs(start - near)):  # it gives way
+                    reach = (was + _EASE * limits.acceleration * dt) * dt
+                    self._require_near(name, "accelerated to", end, "from", start, reach)
 
     def _check_twist(self, twist: FloatArray, dt: float) -> None:
         limits = self.arm.limits
@@ -220,26 +228,24 @@ class ArmCheck:
             size, most = math.hypot(*vector.tolist()), step / dt * _TWIST
             self._require(size <= most + _ROUNDING, f"found a twist of {size:.4g} {unit}, allowed {most:.4g}")
 
-    def _check_fingers(self, fingers: FloatArray) -> None:
+    def check_fingers(self, frame: GuardFrame, joints: JointState | None) -> None:
+        """Raise ValueError for a finger outside of its range, unless a hold has it where ``joints`` measure it."""
         low, high = sorted((self.arm.gripper.closed_position, self.arm.gripper.open_position))
-        known = fingers[~np.isnan(fingers)]
-        inside = bool(((known >= low - _ROUNDING) & (known <= high + _ROUNDING)).all())
-        self._require(inside, f"found fingers at {known.tolist()}, allowed {low:g} to {high:g}")
+        for name, finger in zip(self._fingers, self.split(frame)[1].tolist(), strict=True):
+            if low - _ROUNDING <= finger <= high + _ROUNDING or math.isnan(finger):
+                continue
+            at, spare = position_of(joints, name), _BEYOND * (high - low)
+            near = frame.kind is Kind.HOLD and at is not None and abs(finger - at) <= spare
+            self._require(near, f"found '{name}' at {finger:g}, allowed {low:g} to {high:g}; measured at {at}")
 
     @staticmethod
     def _require(holds: bool, otherwise: str) -> None:
         if not holds:
             raise ValueError(otherwise)
 
-    def _beyond(
-        self, found: FloatArray, allowed: FloatArray, one: FloatArray, other: FloatArray, what: str, to: str
-    ) -> str:
-        """Name both positions of the worst joint if a ``found`` [N] is beyond ``allowed`` [N]; else return ""."""
-        excess = found - (allowed * _SHARE + _ROUNDING)
-        if not np.any(excess > 0):
-            return ""
-        worst = int(np.argmax(excess))
-        return (
-            f"joint '{self.names[worst]}' is {what} {one[worst]:.6g}, {to} {other[worst]:.6g}: "
-            f"{found[worst]:.4g} apart, allowed {allowed[worst]:.4g}"
-        )
+    def _require_near(self, name: str, what: str, at: float, to: str, other: float, allowed: float) -> None:
+        found = abs(at - other)
+        if found > allowed * _SHARE + _ROUNDING:
+            raise ValueError(
+                f"joint '{name}' is {what} {at:.6g}, {to} {other:.6g}: {found:.4g} apart, allowed {allowed:.4g}"
+            )

@@ -25,7 +25,7 @@ PUBLISHER_BYTES = 16
 _MARK, _VERSION = b"VG", 1
 _HEAD = struct.Struct("<2sBB")  # mark, version, kind
 _FIELDS = ("arm", "source", "armings", "counter", "time", "holds", "duration", "stamp", "joints", "publisher")
-_BODY = struct.Struct(f"<BBBxIQqqdqq{PUBLISHER_BYTES}s{MOST_VALUES}d")  # number of values, fields, values
+_BODY = struct.Struct(f"<BBBxIQqqdqq{PUBLISHER_BYTES}s{8 * MOST_VALUES}s")  # number of values, fields, values
 _CRC = struct.Struct("<I")
 FRAME_BYTES = _HEAD.size + _BODY.size + _CRC.size
 _MOST = 1 << 16
@@ -54,7 +54,7 @@ class GuardFrame:
 
     kind: Kind
     counter: int = 0  # increases with every packet of a channel
-    time: int = 0  # when it was sent
+    time: int = 0  # when the command was made; of others, when it was sent
     arm: int = 0  # position in ``Config.arms``
     # Float64 [K], as the kind says; NaN for fingers without a command; empty for REST, STOP and RESET.
     values: FloatArray = field(default_factory=lambda: np.zeros(0))
@@ -68,13 +68,16 @@ class GuardFrame:
     text: str = ""  # options
 
 
-def packet_of(frame: GuardFrame) -> bytes:
-    """Return the packet of a frame; raises ValueError for more than :data:`MOST_VALUES` numbers."""
+def packet_of(frame: GuardFrame, **changed: int) -> bytes:
+    """Return the packet of a frame with ``changed`` fields.
+
+    Raises ValueError for more than :data:`MOST_VALUES` numbers.
+    """
     count = len(frame.values)
     if count > MOST_VALUES:
         raise ValueError(f"found {count} joints and fingers, expected at most {MOST_VALUES}")
-    fields = [getattr(frame, name) for name in _FIELDS]
-    body = _BODY.pack(count, *fields, *frame.values, *(0.0,) * (MOST_VALUES - count))
+    fields = [changed.get(name, getattr(frame, name)) for name in _FIELDS]
+    body = _BODY.pack(count, *fields, frame.values.astype("<f8").tobytes())
     content = _HEAD.pack(_MARK, _VERSION, frame.kind) + body + frame.text.encode()
     return content + _CRC.pack(zlib.crc32(content))
 
@@ -96,10 +99,10 @@ def read_packet(packet: bytes) -> GuardFrame:
 
 
 def _read(kind: Kind, content: bytes) -> GuardFrame:
-    count, *rest = _BODY.unpack_from(content, _HEAD.size)
-    fields, values = dict(zip(_FIELDS, rest, strict=False)), rest[len(_FIELDS) :]
+    count, *rest, values = _BODY.unpack_from(content, _HEAD.size)
+    fields = dict(zip(_FIELDS, rest, strict=True))
     text = content[_HEAD.size + _BODY.size :].decode()
-    if count > MOST_VALUES or any(values[count:]) or (text and kind is not Kind.OPTIONS):
+    if count > MOST_VALUES or any(values[8 * count :]) or (text and kind is not Kind.OPTIONS):
         raise ValueError(f"found {count} numbers and {len(text)} characters of {kind.name}")
     fields["publisher"] = fields["publisher"] if any(fields["publisher"]) else b""
-    return GuardFrame(kind, values=np.array(values[:count]), text=text, **fields)
+    return GuardFrame(kind, values=np.frombuffer(values, "<f8", count), text=text, **fields)

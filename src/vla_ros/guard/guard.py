@@ -11,19 +11,21 @@ When does a motion end?
 
 After a hold of its own, the guard sends no motion until the node has sent a hold. After a stop, it sends none until
 a person has reset the node and armed it again.
+
+What proves a fault of the node is rejected, and stops the arm. A motion that may be legal is dropped, and the arm
+held, if it is late or if the joint state that it names has not arrived here and it is not legal in any case.
 """
 
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from vla_ros.config import Config
-from vla_ros.control.command import Command, split
-from vla_ros.control.measured import position_of
+from vla_ros.control.command import Command
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.suspension import LONGEST
 from vla_ros.errors import VlaRosError
@@ -36,7 +38,7 @@ _SECOND = 1_000_000_000
 SOON = 20_000_000
 """Nanoseconds for which the guard leaves the hold after a stop to the node."""
 
-_LATE = round(LONGEST * _SECOND)  # ns; the node sends no command that it made longer ago
+_LATE = round(LONGEST * _SECOND)  # ns; a motion that was made longer ago is not sent
 _WAIT = 200_000_000  # ns; the joint state that a frame names may arrive after the frame
 _AGAIN = 5_000_000  # ns between attempts to hold without a joint state
 _AHEAD = 1_000_000  # ns; no frame is from the future
@@ -54,6 +56,7 @@ class Guard:
         send: Sends a command to the drivers; raises VlaRosError if that fails.
         tell: Tells the node what happened: the event's name and a text.
         read: Reads options from the text of an OPTIONS packet.
+        hear: Lets the joint states that have arrived be taken (:meth:`joints`).
 
     Attributes:
         counts: How often each thing happened.
@@ -68,8 +71,10 @@ class Guard:
         send: Callable[[Command], None],
         tell: Callable[[str, str], None],
         read: Callable[[str], Config],
+        hear: Callable[[], None],
     ) -> None:
         self.config, self._arms, self._send, self._tell, self._read = config, arms, send, tell, read
+        self._hear = hear
         self.counts: Counter[str] = Counter()
         self.stopped: tuple[Reason, str] | None = None
         self._least = self._armings = 0  # the smallest number of armings that may move, and the newest one
@@ -85,17 +90,19 @@ class Guard:
             if isinstance(frame, DamagedError):
                 self._reject(str(frame), now)
             elif frame.kind is Kind.OPTIONS:
-                self._configure(frame.text)
+                self._configure(frame.text, now)
             elif frame.kind is Kind.STOP:
                 self.stop(Reason.OPERATOR_STOP, "the node has stopped", now, of_node=True)
             elif frame.kind is Kind.RESET:
                 if self.stopped or self._least > self._armings:  # else the node goes on being armed
                     self.stopped, self._least = None, self._armings + 1
+                for arm in self._arms:  # the node has forgotten the holds that were due
+                    arm.needs_hold = False
                 self.note("reset", "")
             elif frame.arm >= len(self._arms):
                 self._reject(f"unknown: found arm {frame.arm}, expected less than {len(self._arms)}", now)
             elif frame.kind is Kind.REST:
-                self._rest(self._arms[frame.arm], frame)
+                self._rest(self._arms[frame.arm], frame, now)
             else:
                 self._queue(self._arms[frame.arm], frame, now)
         self.look(now)
@@ -103,12 +110,19 @@ class Guard:
     def joints(self, topic: str, message: JointState, publisher: bytes, now: int, *, stamped: bool) -> None:
         """Take a joint state; its stamp is the time of arrival if it has none."""
         for arm in self._arms:
-            if arm.check.arm.joint_states == topic and arm.check.names:
+            if arm.check.arm.joint_states == topic:
                 arm.stamped = stamped
                 arm.history.add(message.names, message.positions, message.stamp, publisher, now)
-                timeout = self.config.timeouts.joint_state
-                arm.merger.keep_trajectory(arm.ends is not None)
-                whole = arm.merger.add(message, message.stamp if stamped else 0, now, timeout, publisher)
+                arm.unmerged.append((message, publisher, now, arm.ends is not None))
+
+    def merge(self) -> None:
+        """Merge the joint states that have arrived: for holds, which need not be as quick as commands."""
+        timeout = self.config.timeouts.joint_state
+        for arm in self._arms:
+            while arm.unmerged:
+                message, publisher, now, moves = arm.unmerged.popleft()
+                arm.merger.keep_trajectory(moves)
+                whole = arm.merger.add(message, message.stamp if arm.stamped else 0, now, timeout, publisher)
                 with suppress(Refused):  # it lacks joints, or says what cannot be
                     if whole is not None:
                         arm.check.measured.check(arm.check.measured.positions(whole.joints))
@@ -147,7 +161,7 @@ class Guard:
         """Return when :meth:`look` has something to do, or None."""
         times = [arm.ends for arm in self._arms if arm.ends is not None]
         times += [now + JOINTS_POLLED for arm in self._arms if arm.waiting]
-        if self.config.timeouts.heartbeat and times:
+        if self.config.timeouts.heartbeat and times and self.stopped is None:
             times.append((self.heard or now) + round(self.config.timeouts.heartbeat * _SECOND) + 1)
         return min(times, default=None)
 
@@ -165,12 +179,12 @@ class Guard:
         if frame.kind is Kind.HOLD:
             arm.waiting.clear()
             self._end_soon(arm, now)
-        elif frame.time < self._resumed:
-            arm.needs_hold = True
-            self.counts["void"] += 1
+        elif frame.time > now + _AHEAD:
+            self._reject(f"early: made {(frame.time - now) / 1e6:.1f} ms from now", now)
             return
-        elif not now - _LATE <= frame.time <= now + _AHEAD:
-            self._reject(f"late: sent {(now - frame.time) / 1e6:.1f} ms ago, allowed {_LATE / 1e6:g} ms", now)
+        elif now - frame.time > _LATE or frame.time < self._resumed:
+            age = (now - frame.time) / 1e6
+            self._drop(arm, frame, f"late: made {age:.1f} ms ago, allowed {_LATE / 1e6:g} ms", now)
             return
         arm.waiting.append((frame, now, arm.newest_check))
 
@@ -182,21 +196,24 @@ class Guard:
         passed: tuple[GuardFrame, FloatArray] | None = None
         while arm.waiting:
             (frame, since, arm.check), measured = arm.waiting[0], None
-            if frame.kind is not Kind.HOLD and not self._may_move(arm, frame):
-                arm.waiting.popleft()
-                continue
             try:
-                measured = self._measured(arm, frame, since, now)
-                if measured is None and self._needs_joints(arm, frame):
-                    break
+                arm.check.check_form(frame)
+                if frame.kind is not Kind.HOLD and not self._may_move(arm, frame, now):
+                    arm.waiting.popleft()
+                    continue
+                measured = self._measured(arm, frame, now)
                 if passed and not self._is_legal(arm, frame, measured):
                     self._pass_on(arm, *passed)
                 speed = self._check(arm, frame, measured)
-            except ValueError as error:
-                if measured is not None and not measured.exact and (measured.certain or now - since <= _WAIT):
+            except (ValueError, LookupError) as error:
+                proves = isinstance(error, ValueError) and (measured is None or measured.exact)
+                if not proves and now - since <= _WAIT:
                     break  # the joint state itself may still arrive
                 arm.waiting.popleft()
-                self._reject(f"{arm.check.arm.name}: {error}", now)
+                if proves:
+                    self._reject(f"{arm.check.arm.name}: {error}", now)
+                else:
+                    self._drop(arm, frame, str(error), now)
                 return
             arm.waiting.popleft()
             passed = frame, speed
@@ -216,10 +233,19 @@ class Guard:
             return False
         return True
 
-    def _may_move(self, arm: GuardedArm, frame: GuardFrame) -> bool:
-        if self.stopped is None and frame.armings >= self._least and not arm.needs_hold:
+    @property
+    def may_move(self) -> bool:
+        """True if neither a stop nor a hold forbids what a gripper was asked to do."""
+        held = any(arm.needs_hold for arm in self._arms)
+        return self.stopped is None and self._armings >= self._least and not held
+
+    def _may_move(self, arm: GuardedArm, frame: GuardFrame, now: int) -> bool:
+        if now >= frame.time + min(frame.holds, arm.check.longest):
+            self.note("expired", f"{arm.check.arm.name}, before it was sent")
+        elif self.stopped is None and frame.armings >= self._least and not arm.needs_hold:
             return True
-        self.counts["void"] += 1
+        else:
+            self.counts["void"] += 1
         return False
 
     @staticmethod
@@ -232,17 +258,24 @@ class Guard:
             return True
         return not arm.check.sends_velocities and (held is None or not arm.check.is_at(frame, held))
 
-    def _measured(self, arm: GuardedArm, frame: GuardFrame, since: int, now: int) -> MeasuredRange | None:
-        """Return the joint state that a frame names, or None as long as it may arrive; raises ValueError."""
+    def _measured(self, arm: GuardedArm, frame: GuardFrame, now: int) -> MeasuredRange | None:
+        """Return where the arm was in the joint state that a frame names; None if it is checked by none.
+
+        Raises LookupError if that is not known, ValueError if it is too old.
+        """
         if not self._needs_joints(arm, frame):
             return None
-        found = arm.history.find(frame.joints, frame.publisher, arm.check.fastest, stamped=arm.stamped)
-        if (found is None or found.certain) and now - since > _WAIT:
-            raise ValueError(f"names a joint state of {frame.joints / 1e9:.4f} s, which never arrived here")
-        oldest = self.config.timeouts.joint_state + 2 * LONGEST
-        if found is not None and now - found.arrived > oldest * _SECOND:
-            age = (now - found.arrived) / 1e9
-            raise ValueError(f"names a joint state that is {age:.3g} s old, allowed {oldest:.3g} s")
+        find = partial(arm.history.find, frame.joints, frame.publisher, arm.check.fastest, stamped=arm.stamped)
+        found = find()
+        if found is None or not found.exact:
+            self._hear()
+            found = find()
+        named, oldest = f"names a joint state of {frame.joints / 1e9:.4f} s", self.config.timeouts.joint_state
+        if found is None:
+            raise LookupError(f"{named}, which never arrived here")
+        age, oldest = (now - found.arrived) / 1e9, oldest + 2 * LONGEST
+        if age > oldest:
+            raise (ValueError if found.exact else LookupError)(f"{named}, {age:.3g} s old, allowed {oldest:.3g} s")
         return found
 
     def _check(
@@ -253,13 +286,18 @@ class Guard:
         A step starts at the last command. It may also start at the last one that the node has proposed, if the
         guard has held since, or where the arm was, unless the last command is the ``only_last``.
         """
-        count, _ = len(arm.check.names), arm.check.split(frame)
+        count, origins = len(arm.check.names), [arm.last, arm.proposed]
         if frame.kind is Kind.HOLD:
-            arm.check.check_hold(frame, measured, arm.following.held)
+            self.merge()
+        arm.check.check_fingers(frame, arm.newest)
+        if frame.kind is Kind.HOLD:
+            known = [each for each in origins if each is not None]
+            arm.check.check_hold(frame, measured, arm.following.held, known)
             return np.zeros(count)
-        origins = [arm.last]
-        if measured is not None and not measured.certain and not only_last:
-            origins += [arm.proposed, measured.nearest(frame.values[:count])]
+        if measured is None or measured.certain or only_last:
+            origins = [arm.last]
+        else:
+            origins += [measured.nearest(frame.values[:count])]
         return arm.check.check_motion(frame, measured, [each for each in origins if each is not None], arm.speed)
 
     def _pass_on(self, arm: GuardedArm, frame: GuardFrame, speed: FloatArray) -> None:
@@ -268,7 +306,7 @@ class Guard:
             return
         command, (numbers, arm.fingers) = arm.check.command(frame), arm.check.split(frame)
         if not self._write(command):  # a part may have been written: hold at once, and again until that succeeds
-            arm.needs_hold, arm.ends, arm.expires = True, frame.time, None
+            arm.needs_hold, arm.ends = True, frame.time
             return
         self.counts["sent"] += 1
         arm.speed, before = speed, arm.last if arm.ends is not None else None
@@ -278,16 +316,16 @@ class Guard:
             if not arm.check.sends_velocities:
                 arm.following.hold(before, numbers, arm.check.envelope.joints.lead)
                 arm.following.held = numbers
-            arm.ends, arm.expires, arm.needs_hold = None, None, False
+            arm.ends, arm.needs_hold = None, False
             return
         arm.ends = frame.time + min(frame.holds, arm.check.longest)
-        arm.expires = command if arm.check.sends_velocities else None
         if not arm.check.sends_velocities:
             arm.following.sent(numbers)
 
-    def _rest(self, arm: GuardedArm, frame: GuardFrame) -> None:
-        if arm.ends is not None and arm.expires is None and self.stopped is None and not arm.needs_hold:
-            arm.ends = max(arm.ends, frame.time + min(frame.holds, arm.check.longest))
+    def _rest(self, arm: GuardedArm, frame: GuardFrame, now: int) -> None:
+        rests = arm.ends is not None and not arm.check.sends_velocities
+        if rests and self.stopped is None and not arm.needs_hold:
+            arm.ends = max(arm.ends or 0, min(frame.time, now) + min(frame.holds, arm.check.longest))
 
     # Ends of motion
 
@@ -299,46 +337,34 @@ class Guard:
 
     def _end(self, arm: GuardedArm, now: int) -> None:
         """End what has lapsed; zeros at the end of a velocity are no hold: the next velocity may follow."""
-        options = arm.check.arm
-        apart = options.robot.gripper_joint_names if options.gripper_topic else ()  # fingers with their own driver
-        if arm.expires is None or arm.needs_hold:
+        if not arm.check.sends_velocities or arm.needs_hold:
+            if not arm.needs_hold:  # the node holds, too, also where no joint state is usable here
+                self.note("lapsed", arm.check.arm.name)
             self._hold(arm, now)
-        elif self._write(split(arm.expires, apart)[0].stopped()):
-            arm.ends, arm.expires = None, None
+        elif self._write(arm.check.command(arm.zeros())):
+            arm.ends = None
             self.note("expired", arm.check.arm.name)
         else:
             arm.ends = now + _AGAIN
 
     def _hold(self, arm: GuardedArm, now: int) -> None:
         """Hold an arm where the node would; without a fresh joint state as soon as there is one."""
-        event, arm.needs_hold = "held" if arm.needs_hold else "lapsed", True
-        arm.ends, positions, stamp, duration = now + _AGAIN, np.zeros(0), 0, 0.0
-        joints, limits = arm.newest, arm.check.envelope.joints
+        arm.needs_hold, arm.ends = True, now + _AGAIN
         if not arm.check.sends_velocities:
-            if joints is None or now - arm.arrived > (self.config.timeouts.joint_state + LONGEST) * _SECOND:
+            self._hear()
+            self.merge()
+            if now - arm.arrived > (self.config.timeouts.joint_state + LONGEST) * _SECOND:
                 return
-            positions, stamp = arm.check.measured.positions(joints), joints.stamp
-            positions = arm.following.hold(arm.last, positions, limits.lead)
-            if arm.last is not None:
-                away = np.abs(positions - arm.last)
-                free = limits.velocity > 0
-                duration = float(np.max(away[free] / limits.velocity[free], initial=0.0))
-        names = arm.check.arm.robot.gripper_joint_names
-        told = dict(zip(names, arm.fingers.tolist(), strict=False))
-        fingers = {name: told.get(name, math.nan) for name in names}
-        known = {name: position_of(joints, name) if math.isnan(at) else at for name, at in fingers.items()}
         try:
-            sent = self._write(arm.check.hold(positions, known, stamp, duration))
+            held = arm.hold()
         except Refused as refused:
-            sent = False
             self._tell("failed", str(refused))
-        if not sent:
             return
-        arm.ends = arm.expires = None
-        arm.speed = np.zeros(len(arm.check.names))
-        if not arm.check.sends_velocities:
-            arm.last = positions
-        self.note(event, f"{arm.check.arm.name} at {np.round(positions, 4).tolist()}")
+        if self._write(arm.check.command(held)):
+            arm.ends, arm.speed, numbers = None, np.zeros(len(arm.check.names)), arm.check.split(held)[0]
+            if not arm.check.sends_velocities:
+                arm.last = numbers
+            self.note("held", f"{arm.check.arm.name} at {np.round(numbers, 4).tolist()}")
 
     # The rest
 
@@ -347,10 +373,22 @@ class Guard:
         self.counts[f"rejected_{why.partition(':')[0]}" if ":" in why[:12] else "rejected"] += 1
         self.stop(Reason.GUARD_REJECTED, why, now)
 
-    def _configure(self, text: str) -> None:
-        self.config = self._read(text)
-        for arm in self._arms:
-            arm.newest_check = arm.newest_check.configured(self.config)
+    def _drop(self, arm: GuardedArm, frame: GuardFrame, why: str, now: int) -> None:
+        """Refuse a frame that may be legal: hold, and tell the node that it has to hold, too, unless it knows."""
+        if frame.kind is Kind.HOLD or not arm.needs_hold:
+            self.note("dropped", f"{arm.check.arm.name}: {why}")
+        self._end_soon(arm, now)
+        arm.needs_hold = True
+
+    def _configure(self, text: str, now: int) -> None:
+        try:
+            self.config = self._read(text)
+            checks = [arm.newest_check.configured(self.config) for arm in self._arms]
+        except (ValueError, VlaRosError) as error:
+            self._reject(f"options: {error}", now)
+            return
+        for arm, check in zip(self._arms, checks, strict=True):
+            arm.newest_check = check
             arm.check = arm.check if arm.waiting else arm.newest_check
             arm.merger.speeds = arm.newest_check.speeds
 

@@ -12,7 +12,11 @@ from vla_ros.types import FloatArray
 
 _MOST = 2048  # joint states; two seconds at 1 kHz
 _PUBLISHERS = 64  # remembered; all are forgotten beyond that
-_JUMP = 500_000_000  # ns; joint states are reordered by less, and the node holds after such a jump
+_JUMP = (
+    500_000_000  # ns; one that is older by more than that is late, or follows a jump, after which the node holds
+)
+_SILENT = 50_000_000  # ns; two joint states of a publisher are seldom further apart
+_LONG = 2_000_000_000  # ns; more than a joint state may be late
 _NEWEST = 512  # among which a frame's joint state is
 _NEAR = 1.0  # s; a joint state without any other this near is unknown
 _SOON = 0.1  # s; one that has not arrived yet is not far from one this near
@@ -50,7 +54,10 @@ class JointHistory:
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
         self._entries: deque[_Entry] = deque(maxlen=_MOST)
-        self._publishers: dict[bytes, int] = {}  # the last stamp of each
+        self._publishers: dict[bytes, tuple[int, int]] = {}  # the newest stamp of each, and when it arrived
+        self._void = 0  # nothing that arrived until then counts, because the clock was set back
+        self._doubts: dict[bytes, int] = {}  # by publisher, the same as long as it is not known whether it was
+        self._whole = True  # no message has lacked any of the joints
 
     def add(
         self, names: tuple[str, ...], positions: FloatArray, stamp: int, publisher: bytes, arrived: int
@@ -60,10 +67,19 @@ class JointHistory:
         row = np.array([known.get(name, np.nan) for name in self._names])
         if np.isfinite(row).any():
             publisher = publisher[:PUBLISHER_BYTES].ljust(PUBLISHER_BYTES, b"\0")
-            if stamp < self._publishers.get(publisher, stamp) - _JUMP or len(self._publishers) > _PUBLISHERS:
-                self._entries.clear()  # the clock was set back: stamps may repeat
+            if len(self._publishers) > _PUBLISHERS:
                 self._publishers.clear()
-            self._publishers[publisher] = stamp
+                self._doubts.clear()
+            newest, since = self._publishers.get(publisher, (stamp, arrived))
+            # Late, or the clock was set back: then nothing newer follows, and stamps may repeat.
+            if stamp < newest - _JUMP and arrived - since > _SILENT:
+                self._doubts[publisher] = since
+            if publisher in self._doubts and arrived - since > _JUMP:
+                self._void, newest = self._doubts.pop(publisher), stamp
+            if stamp >= newest:
+                self._publishers[publisher] = stamp, arrived
+                self._doubts.pop(publisher, None)
+            self._whole &= bool(np.isfinite(row).all())
             self._entries.append(_Entry(stamp, publisher, arrived, row))
 
     def find(self, stamp: int, publisher: bytes, speeds: FloatArray, *, stamped: bool) -> MeasuredRange | None:
@@ -75,8 +91,15 @@ class JointHistory:
         differ between processes (Cyclone DDS under rclpy) are known by the stamp alone.
         """
         count, of_one = len(self._names), publisher in self._publishers
-        entries = [each for each in self._entries if each.publisher == publisher] if of_one else self._entries
-        recent = sorted(islice(reversed(entries), _NEWEST), key=attrgetter("stamp"), reverse=True)
+        void = max(self._doubts.values(), default=self._void)
+        for entry in reversed(self._entries) if self._whole else ():
+            if entry.arrived <= void or entry.stamp < stamp - _LONG:
+                break
+            if entry.stamp == stamp and (entry.publisher == publisher or not of_one):
+                return MeasuredRange(entry.positions, entry.positions, entry.arrived, exact=True)
+        newest = islice(reversed(self._entries), _NEWEST)
+        valid = (each for each in newest if each.arrived > void and (each.publisher == publisher or not of_one))
+        recent = sorted(valid, key=attrgetter("stamp"), reverse=True)
         exact = any(entry.stamp == stamp for entry in recent)
         low, high = np.full(count, np.inf), np.full(count, -np.inf)
         away, before = np.full(count, np.inf), np.zeros(count, np.bool_)

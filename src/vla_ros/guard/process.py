@@ -1,7 +1,5 @@
 """The guard's process: its endpoints on the graph, its priority, and its loop of one thread."""
 
-import ctypes
-import gc
 import json
 import math
 import os
@@ -10,9 +8,8 @@ import signal
 import socket
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,54 +24,30 @@ from vla_ros.errors import VlaRosError
 from vla_ros.execution.context import ThrottledLogger
 from vla_ros.execution.drivers import Drivers
 from vla_ros.graph import Graph, open_graph
-from vla_ros.graph.node import Node, printable_logger
+from vla_ros.graph.node import Node, RawSubscription, printable_logger
 from vla_ros.graph.origin import Origin
 from vla_ros.graph.wiring import Wiring
 from vla_ros.guard.arm import guarded_arm
-from vla_ros.guard.channel import Channel, ChannelError, Reader
+from vla_ros.guard.channel import Channel, ChannelError
 from vla_ros.guard.checks import ArmCheck
-from vla_ros.guard.frames import DamagedError, GuardFrame
+from vla_ros.guard.frames import GuardFrame
 from vla_ros.guard.guard import Guard
+from vla_ros.process import Printing, stay_in_memory, take_priority
 from vla_ros.types import JointState
 
 _POLL = 0.004  # s between looks at the graph's inputs
 _CHORES = 0.02  # s between callbacks of timers and services
 _TELL = 0.05  # s between reports to the node, and heartbeats
 _OPTIONS = 600.0  # s; the node loads its policy before it sends options
+_BURST = 0.005  # s for messages that only the executor reads, one at a time
 _LAST_HOLD = 0.6  # s for the last hold
 _DELIVERED = 0.2  # s after which a middleware has delivered it (Fast DDS sends from a thread of its own)
-_PRIORITY = 20  # of SCHED_FIFO
-_LOCK_ALL = 3  # MCL_CURRENT | MCL_FUTURE of mman.h
-_OOM = "-900"  # oom_score_adj: others are killed first
 _STATES = ("holding", "moving", "stopped")
 
 
 def parse_options(text: str) -> Config:
     """Return the options of an OPTIONS packet: JSON by flat name."""
     return build(json.loads(text), complete=False)
-
-
-def take_priority() -> list[str]:
-    """Ask the kernel to run this process first, and to keep it in memory; return what it does not permit."""
-    refused = []
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
-    except OSError as error:
-        refused.append(f"SCHED_FIFO: {error.strerror} (rtprio in /etc/security/limits.d)")
-    try:
-        Path("/proc/self/oom_score_adj").write_text(_OOM)
-    except OSError as error:
-        refused.append(f"oom_score_adj: {error.strerror}")
-    return refused
-
-
-def stay_in_memory() -> list[str]:
-    """Lock this process's memory and freeze what the garbage collector need not look at; return what failed."""
-    gc.collect()
-    gc.freeze()
-    if ctypes.CDLL(None, use_errno=True).mlockall(_LOCK_ALL):
-        return [f"mlockall: {os.strerror(ctypes.get_errno())} (memlock in /etc/security/limits.d)"]
-    return []
 
 
 class GuardProcess:
@@ -86,15 +59,21 @@ class GuardProcess:
         graph: The graph.
         node: The guard's node.
         channel: The guard's end of the channel.
-        reader: Has read its first packet.
         config: The first options.
         heartbeats: Topics of the heartbeat that it hears, and of the one that it sends.
+        printing: Where its log goes.
     """
 
     def __init__(
-        self, graph: Graph, node: Node, channel: Channel, reader: Reader, config: Config, heartbeats: Sequence[str]
+        self,
+        graph: Graph,
+        node: Node,
+        channel: Channel,
+        config: Config,
+        heartbeats: Sequence[str],
+        printing: Printing,
     ) -> None:
-        self._graph, self._channel, self._reader = graph, channel, reader
+        self._graph, self._channel, self._printing, self._heard = graph, channel, printing, 0
         self._wiring, self.logger = Wiring(graph, node), printable_logger(node.get_logger())
         self.clock = Clock(lambda: int(node.get_clock().now().nanoseconds))
         self.options, self.throttled, self.safety = LiveConfig(config), ThrottledLogger(self.logger), self
@@ -102,15 +81,17 @@ class GuardProcess:
             guarded_arm(config, ArmCheck(config, index, arm.kinematics))
             for index, arm in enumerate(make_arms(config).values())
         ]
-        self.guard = Guard(config, arms, self._send, self.note, self._read_options)
+        self.guard = Guard(config, arms, self._send, self.note, self._read_options, self._hear_joints)
         self.drivers = Drivers(self, self._wiring, lambda error: self.guard.note("unsent", str(error)))
         topics, subscribe = config.topics, self._wiring.subscribe_from
-        self._inputs = [
+        self._joints = [
             subscribe("sensor_msgs/msg/JointState", topic, self._hears(topic), "joint_states")
             for topic in dict.fromkeys(arm.joint_states for arm in config.arms)
         ]
-        self._inputs.append(subscribe("std_msgs/msg/Bool", topics.stop, self._on_stop, "request"))
-        self._inputs.append(subscribe("std_msgs/msg/Empty", heartbeats[0], self._on_heartbeat, "state"))
+        self._requests = [
+            subscribe("std_msgs/msg/Bool", topics.stop, self._on_stop, "request"),
+            subscribe("std_msgs/msg/Empty", heartbeats[0], self._on_heartbeat, "state"),
+        ]
         self._heartbeat = self._wiring.teller("std_msgs/msg/UInt32MultiArray", heartbeats[1], "command")
         self._said: dict[str, str] = {}
         self._beats, self._slowest, self._is_told = 0, 0.0, False
@@ -150,7 +131,7 @@ class GuardProcess:
 
     def sending(self) -> AbstractContextManager[bool]:
         """See :meth:`Safety.sending`: the thread that sends is the one that decides, so nothing is excluded."""
-        return nullcontext(self.guard.stopped is None)
+        return nullcontext(self.guard.may_move)
 
     def react(self, reason: Reason, detail: str = "") -> None:
         """See :meth:`Safety.react`: what a gripper reports is counted."""
@@ -160,31 +141,40 @@ class GuardProcess:
     def note(self, event: str, text: str) -> None:
         """Tell the node of an event at once, and log it."""
         self._said[event], self._is_told = text, False
-        if event in ("stopped", "lapsed", "suspended", "unsent"):
+        if event in ("stopped", "lapsed", "dropped", "suspended", "unsent"):
             self.throttled.log(event, f"{event}: {text}", "error")
 
     def close(self) -> None:
         self._wiring.close()
 
     def _look(self) -> None:
-        self._hear()
-        self.guard.take(self._arrived(), time.monotonic_ns())
+        """Take stops, then frames; joint states before them only if a frame needs one that is not known yet."""
+        self._hear(self._requests)
+        frames = self._channel.frames()
+        self.guard.take(frames, time.monotonic_ns())  # which no frame is ahead of
+        self._hear_joints()
+        self.guard.merge()
 
-    def _hear(self) -> None:
-        """Take joint states, stops and heartbeats; the node logs which cannot be read."""
-        for each in self._inputs:
-            with suppress(Exception):  # of the middleware, too
+    def _hear_joints(self) -> None:
+        self._hear(self._joints)
+
+    def _hear(self, inputs: Sequence[RawSubscription]) -> None:
+        """Take what has arrived; the node logs what cannot be read."""
+        for each in inputs:
+            try:
                 each.poll()
-
-    def _arrived(self) -> Iterator[GuardFrame | DamagedError]:
-        return map(self._reader.read, self._channel.take())
+            except Exception:  # noqa: PERF203 - of the middleware, too
+                self.guard.counts["unreadable"] += 1
+        before, until = -1, time.monotonic() + _BURST
+        while self._graph.lost_checks and before != self._heard and time.monotonic() < until:
+            before = self._heard
+            self._graph.spin_once()  # the only way to messages there
 
     def _end(self, why: str) -> None:
         """Hold, and wait for that up to :data:`_LAST_HOLD` seconds."""
         until = time.monotonic() + _LAST_HOLD
         while not self.guard.hold_all(time.monotonic_ns()) and time.monotonic() < until:
             time.sleep(_POLL / 2)
-            self._hear()
         time.sleep(_DELIVERED)
         with suppress(ChannelError):
             self._report()
@@ -204,6 +194,7 @@ class GuardProcess:
 
     def _hears(self, topic: str) -> Callable[[Any, Origin], None]:
         def on_joints(message: Any, origin: Origin) -> None:
+            self._heard += 1
             stamp = int(message.header.stamp.sec) * 1_000_000_000 + int(message.header.stamp.nanosec)
             positions = np.asarray(message.position, dtype=np.float64)
             joints = JointState(tuple(message.name), positions, stamp or self.clock.ros())
@@ -212,18 +203,22 @@ class GuardProcess:
         return on_joints
 
     def _on_stop(self, message: Any, origin: Origin) -> None:
+        self._heard += 1
         if message.data:
             self.guard.stop(Reason.OPERATOR_STOP, "true on the stop topic", time.monotonic_ns())
 
     def _on_heartbeat(self, message: Any, origin: Origin) -> None:
-        self.guard.heard = time.monotonic_ns()
+        self._heard, self.guard.heard = self._heard + 1, time.monotonic_ns()
 
     def _tell(self) -> None:
         """Report to the node and send a heartbeat. A node that does not read is no reason to wait."""
         self._is_told = True
         with suppress(ChannelError):
             self._report()
-        self.throttled.flush()
+        if self._printing.has_room:
+            self.throttled.flush()  # of each kind, the newest line
+        else:
+            self.guard.counts["not_logged"] += 1
         self._beats = (self._beats + 1) & 0xFFFFFFFF
         counted = self._beats, _STATES.index(self.guard.status["state"])
         seal = zlib.crc32(b"".join(number.to_bytes(4, "little") for number in counted))
@@ -247,12 +242,11 @@ class GuardProcess:
         self._channel.send(json.dumps(told).encode())
 
 
-def first_options(channel: Channel, reader: Reader, node_ended: int) -> Config | None:
+def first_options(channel: Channel, node_ended: int) -> Config | None:
     """Wait for the first options; return None if the node ends before."""
     ready = select.select([channel.socket.fileno(), node_ended], [], [], _OPTIONS)[0]
-    packet = next(channel.take(), b"") if node_ended not in ready else b""
-    said = reader.read(packet) if packet else None
-    return parse_options(said.text) if isinstance(said, GuardFrame) else None
+    said = channel.frames() if node_ended not in ready else []
+    return parse_options(said[0].text) if said and isinstance(said[0], GuardFrame) else None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -260,16 +254,17 @@ def main(arguments: Sequence[str]) -> int:
     asked = json.loads(arguments[0])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node ends this process after its last hold
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    channel, reader, refused = Channel(socket.socket(fileno=asked["channel"])), Reader(), take_priority()
+    channel = Channel(socket.socket(fileno=asked["channel"]))
+    printing, refused = Printing(), take_priority()  # in this order: who copies the log has no priority
     node_ended = os.pidfd_open(asked["process"])
     ros = ["--ros-args", "-p", "use_sim_time:=true"] if asked["simulated"] else []
     with open_graph(asked["backend"], ros, asked["log_level"]) as graph:
         node = graph.create_node(asked["name"], asked["namespace"])
         try:
-            config = first_options(channel, reader, node_ended)
+            config = first_options(channel, node_ended)
             if config is None:
                 return 0
-            process = GuardProcess(graph, node, channel, reader, config, asked["heartbeats"])
+            process = GuardProcess(graph, node, channel, config, asked["heartbeats"], printing)
         except Exception as error:
             channel.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
             return 1

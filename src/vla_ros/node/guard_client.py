@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.config import Config
+from vla_ros.config import VELOCITY_OUTPUTS, Config
 from vla_ros.config.loading import flatten
 from vla_ros.config.node_topics import GUARD_HEARTBEAT, HEARTBEAT
+from vla_ros.config.options import AUTO
 from vla_ros.control.command import Command, lifetime, split, to_message
 from vla_ros.control.reasons import Reason
 from vla_ros.control.suspension import LONGEST
@@ -36,9 +37,10 @@ _ANSWER = 0.2  # s for the answer to a reset
 _ENDS = 1.0  # s
 _REST = 0.1  # s between announcements that the arm rests
 _SPARE = 1.0  # s that a rest lasts longer than the longest inference
-_SECTIONS = ("robot", "control", "gripper", "limits", "timeouts", "topics", "guard", "node")
+_SECTIONS = ("robot", "control", "gripper", "limits", "timeouts", "topics", "takeover", "guard", "node")
 _OF_ARM = ("command", "gripper", "joint_states")
-_HOLDS = ("lapsed", "suspended", "unsent")  # events after which the guard waits for a hold of the node
+_HOLDS = ("lapsed", "dropped", "suspended", "unsent")  # events after which the guard waits for a hold of the node
+_REACTIONS = {"expired": Reason.VELOCITY_EXPIRED, Reason.GRIPPER_FAILED.value: Reason.GRIPPER_FAILED}
 _RESTART = "no command reaches a driver any more; restart the node"
 
 
@@ -56,7 +58,8 @@ def options_text(config: Config, resolve: Callable[[str], str]) -> str:
 
 def start_guard(config: Config, node: Node, wiring: Wiring) -> "GuardClient | None":
     """Start the guard of a node, if ``guard.process`` asks for one; it ends when everything else is closed."""
-    if not config.guard.process:
+    moves_on = any(arm.output in VELOCITY_OUTPUTS for arm in config.arms) and config.node.clock != "inputs"
+    if config.guard.process == "false" or (config.guard.process == AUTO and not moves_on):
         return None
     guard = GuardClient(config, node, wiring.graph.backend)
     wiring.on_close(guard.close)
@@ -112,9 +115,10 @@ class GuardClient:
             )
         except OSError as error:
             raise VlaRosError(f"guard.process: no guard starts: {error}") from error
-        theirs.close()
+        theirs.socket.close()  # here, not for the guard
         self._counter, self._options = 0, ""
         self._told: Mapping[str, Any] = {}
+        self._judged: Mapping[str, Any] = self._told  # the report that look() has seen last
         self._heard = self._looked = self._rested = time.monotonic()
         self._seen: Counter[str] = Counter()
         self._failure = self._lost = ""
@@ -136,13 +140,15 @@ class GuardClient:
             select.select([self._channel.socket], [], [], 0.1)
             self._read()
             if self._lost or time.monotonic() > until:
-                raise VlaRosError(f"guard.process: the guard does not start: {self._lost or 'no answer'}")
+                why = self._lost or "no answer"
+                raise VlaRosError(f"the guard does not start: {why}; without one: guard.process:=false")
         return self
 
     def writes(self, command: Command) -> list[DriverWrite]:
         index, arm = self._arms[command.arm]
         frame = replace(
             frame_of(command, index, arm.robot.gripper_joint_names),
+            time=time.monotonic_ns(),
             holds=self._holds(moves_on=command.moves_on),
             source=SOURCES.index(self._context.safety.status.source),
         )
@@ -157,15 +163,17 @@ class GuardClient:
             self._read()
             if not self._lost and now - self._heard > _SILENT:
                 self._lost = f"it has not reported for {now - self._heard:.2g} s"
-            new = Counter(self._told.get("counts", {})) - self._seen
-            self._seen += new
-            said, lost, stopped = self._told.get("said", {}), self._lost, self._told.get("stopped")
-        for event in ("expired", Reason.GRIPPER_FAILED.value):
-            reason = Reason.VELOCITY_EXPIRED if event == "expired" else Reason.GRIPPER_FAILED
+            if self._lost:
+                return {Reason.GUARD_LOST: f"{self._lost}; {_RESTART}"}
+            said, stopped = self._told.get("said", {}), self._told.get("stopped")
+            new = Counter[str]()
+            if self._told is not self._judged:
+                self._judged = self._told
+                new = Counter(self._told["counts"]) - self._seen
+                self._seen += new
+        for event, reason in _REACTIONS.items():
             for _ in range(new[event]):
                 self._context.safety.react(reason, said.get(event, ""))
-        if lost:
-            return {Reason.GUARD_LOST: f"{lost}; {_RESTART}"}
         held = [f"{event}: {said.get(event, '')}" for event in _HOLDS if new[event]]
         if held and not stopped:
             raise WriteError(f"the guard holds by itself ({'; '.join(held)})")
@@ -248,7 +256,8 @@ class GuardClient:
         with self._lock:
             self._counter += 1
             armings = self._context.safety.armings
-            self._write(packet_of(replace(frame, counter=self._counter, time=time.monotonic_ns(), armings=armings)))
+            made = frame.time or time.monotonic_ns()
+            self._write(packet_of(frame, counter=self._counter, time=made, armings=armings))
 
     def _write(self, packet: bytes) -> None:
         try:

@@ -35,8 +35,8 @@ def descriptor(entry: Entry) -> ParameterDescriptor:
         name=entry.name,
         description=option.description,
         additional_constraints=constraints,
-        # Accepts 5 for 5.0, which a static type would make rclpy refuse.
-        dynamic_typing=entry.item_type is float or option.per_camera,
+        # Accepts 5 for 5.0, and true for "true", which a static type would make rclpy refuse.
+        dynamic_typing=entry.item_type is float or option.per_camera or "true" in option.choices,
     )
     if not entry.is_list and (option.low is not None or option.high is not None):
         if entry.item_type is float:

@@ -29,8 +29,14 @@ class DdsRawSubscription:
     subscription: DdsSubscription
 
     def poll(self) -> None:
+        failed: Exception | None = None
         for sample in self.subscription.take():
-            self.subscription.dispatch(sample)
+            try:
+                self.subscription.dispatch(sample)
+            except Exception as error:  # noqa: PERF203 - the messages behind it are taken, too
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def destroy(self) -> None:
         self.node.destroy_subscription(self.subscription)
