@@ -1,3 +1,4 @@
+import argparse
 import asyncio
 import contextlib
 import importlib.util
@@ -26,6 +27,7 @@ from vla_ros.config.checkpoints import folder_of
 from vla_ros.contract.spec import PolicySpec, StateFeature
 from vla_ros.control.command import Command
 from vla_ros.errors import ConfigError
+from vla_ros_lab.eval.cli import add_arguments, scored_digest
 from vla_ros_lab.eval.environment import BenchmarkEnvironment, Case
 from vla_ros_lab.eval.process import BenchmarkError, BenchmarkProcess
 from vla_ros_lab.eval.results import Log
@@ -388,6 +390,19 @@ def test_the_table_scores_as_the_demo_in_lockstep_does() -> None:
     assert [(one["success"], one["steps"], one["instruction"]) for one in theirs] == expected
     assert found["success_rate"] == 1.0
     assert found["config"]["weights"] == digest_of(folder_of("demo"))
+
+
+def test_scores_state_the_weights_of_the_viewpoint_adapter_that_was_scored(tmp_path: Path) -> None:
+    """They stated those of its base alone, as if it had been scored without the adapter."""
+    (tmp_path / "view.safetensors").write_bytes(b"an adapter")
+    (tmp_path / "view.yaml").write_text(
+        f"/**: {{ros__parameters: {{policy: {{checkpoint: demo, view: {tmp_path}/view.safetensors}}}}}}"
+    )
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    for words in (["--config", f"{tmp_path}/view.yaml"], ["-p", f"policy.view:={tmp_path}/view.safetensors"]):
+        options = parser.parse_args(["table", "--checkpoint", "demo", *words])
+        assert scored_digest(options) == digest_of(tmp_path) != digest_of(folder_of("demo"))
 
 
 @needs_vla_eval

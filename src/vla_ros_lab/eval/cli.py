@@ -24,6 +24,8 @@ from rich.table import Table
 
 from vla_ros.config import Config
 from vla_ros.config.checkpoints import SHIPPED, folder_of
+from vla_ros.config.files import read_file
+from vla_ros.config.loading import parse_assignment
 from vla_ros.config.show import number
 from vla_ros.errors import ConfigError, printable
 from vla_ros.files import keeps_files, save_text
@@ -75,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     _CONSOLE.stderr = page.to_stdout(json=arguments.json, report=arguments.report)
     settings = json.loads(json.dumps({name: getattr(arguments, name) for name in _SETTINGS}, default=str))
     settings["mode"] = "sync" if arguments.live is None else f"live_{arguments.clock}"
-    settings["weights"] = _weights(arguments.checkpoint)
+    settings["weights"] = scored_digest(arguments)
     with tempfile.TemporaryDirectory(prefix="vla_ros_eval_") as folder:
         path = arguments.log or _log_of(arguments.json) or Path(folder) / "episodes.jsonl"
         log = Log(path, settings, resume=arguments.resume or bool(arguments.shard), alone=not arguments.shard)
@@ -92,9 +94,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _weights(checkpoint: str | None) -> str:
-    """Return the digest of what is scored, so that nobody takes the scores for another checkpoint's."""
-    folder = folder_of(checkpoint) if checkpoint in SHIPPED else Path(checkpoint or "").expanduser()
+def scored_digest(arguments: argparse.Namespace) -> str:
+    """Return the digest of what is scored, so that nobody takes the scores for another checkpoint's.
+
+    A viewpoint adapter (``policy.view``) is what is scored, with its base; its file holds the base's hash.
+    """
+    given = {name: value for file in arguments.config for name, value in read_file(file).items()}
+    given |= dict(map(parse_assignment, arguments.param))
+    checkpoint = str(arguments.checkpoint or given.get("policy.checkpoint", ""))
+    folder = folder_of(checkpoint) if checkpoint in SHIPPED else Path(checkpoint).expanduser()
+    if given.get("policy.view"):
+        folder = Path(given["policy.view"]).expanduser().parent
     if not checkpoint or not folder.is_dir():
         return ""
     from vla_ros_models.evidence import digest_of  # as late as torch
