@@ -1,5 +1,6 @@
 """The houses without their neighbours: imports that a house does not need are blocked in a process of its own."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -116,3 +117,14 @@ def test_what_every_row_may_import_is_imported_alone(module: str) -> None:
     """``files`` and ``config`` imported each other: whoever began with ``files`` failed."""
     command = [sys.executable, "-c", f"import vla_ros.{module}"]
     assert subprocess.run(command, capture_output=True, text=True, check=False).stderr == ""
+
+
+@pytest.mark.parametrize(("chosen", "used"), [(None, "passive"), ("active", "active")])
+def test_threads_of_the_models_wait_without_spinning_unless_somebody_chose_otherwise(
+    chosen: str | None, used: str
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_WAIT_POLICY": chosen} if chosen else {}
+    told = "import vla_ros_models, os, sys; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", told], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [used, "False"]

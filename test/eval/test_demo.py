@@ -297,7 +297,7 @@ def test_real_time_leaves_a_core_to_the_simulation(monkeypatch):
 
 def test_without_torch_the_error_says_what_to_install_and_what_runs_without_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError, match=r"vla_ros\[openvla\].*--policy expert"):
+    with pytest.raises(MissingDependencyError, match=r"pip install .*torch.*--policy expert"):
         check_torch(load((), ["policy.name:=openvla"]))
     check_torch(load((), ["policy.name:=expert"]))
 

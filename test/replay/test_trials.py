@@ -42,10 +42,10 @@ class SpotPolicy(Policy):
 def spot_bag(make, write_bag):
     """``spot_bag(alter)`` gives a bag of spots; ``alter`` turns each upright image into the camera's."""
 
-    def write(alter):
+    def write(alter, steps=40):
         rng = np.random.default_rng(0)
         messages = [(make.start, "/vla_policy/instruction", make.text("go to the spot"))]
-        for step in range(40):
+        for step in range(steps):
             stamp = make.start + step * PERIOD
             place = rng.integers(20, 204, 2)
             pixels = np.zeros((224, 224, 3), np.uint8)
@@ -81,6 +81,15 @@ def test_the_cause_is_the_first_reason(spot_bag, alter, name):
     assert found.verdict.reasons[0].startswith(f"actions agree far better with {name} (cosine 1.00")
     assert [trial["name"] for trial in found.figures["trials"] if trial["better"]] == [name]
     assert found.figures["verdict"]["reasons"][0] == found.verdict.reasons[0]
+
+
+def test_a_short_recording_says_that_nothing_was_tried(spot_bag):
+    found = explained(spot_bag(lambda image: image[::-1, ::-1], steps=10))
+    compared = found.figures["frames"]["compared"]
+    assert 0 < compared < trials.FRAMES
+    assert found.verdict.reasons[-1].startswith(f"only {compared} frames were compared, so that no other option")
+    assert found.figures["verdict"]["reasons"] == list(found.verdict.reasons)
+    assert "trials" not in found.figures
 
 
 def test_the_advice_can_be_typed(spot_bag):

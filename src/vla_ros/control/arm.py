@@ -19,7 +19,7 @@ from vla_ros.control.command import Command, Commanded
 from vla_ros.control.envelope import Envelope, limit_pose, twist_between
 from vla_ros.control.following import Following
 from vla_ros.control.gripper import Gripper, fastest
-from vla_ros.control.limits import Violation, brake, limit_box, slower
+from vla_ros.control.limits import Violation, brake, slower
 from vla_ros.control.measured import MeasuredArm, held_fingers, joint_speeds, position_of, sags
 from vla_ros.control.motion import JointMotion, TipMotion, check_fit, make_motion
 from vla_ros.control.reasons import Refused
@@ -161,18 +161,8 @@ class ArmController:
         self._measured.check_fingers(joints, self._finger_names)
 
     def outside_box(self, joints: JointState | None) -> str:
-        """Return where the tip is if it is outside the workspace box, else ""; raises Refused without positions."""
-        box = self._arm.limits.box
-        if self._kinematics is None or not box:
-            return ""
-        tip = self._kinematics.forward(self._measured.positions(joints)).position
-        if not limit_box(tip, np.clip(tip, *box), *box)[1]:
-            return ""
-        where, low, high = (np.round(each, 3).tolist() for each in (tip, *box))
-        return (
-            f"the tip of '{self.name}' is at {where} m, "
-            f"outside limits.workspace_low {low} and workspace_high {high}: it can only come back"
-        )
+        """Return how the tip is outside the workspace box, or ""; raises Refused without positions."""
+        return self._envelope.outside_box(self._measured.positions(joints)) if self.joint_names else ""
 
     def command(
         self,

@@ -100,6 +100,16 @@ class Envelope:
         within, _ = shorten_for_tip(self.kinematics, origin, positions, tip, lasts, straight=self.straight)
         return within
 
+    def outside_box(self, positions: FloatArray) -> str:
+        """Return how the tip at joint ``positions`` [N] is outside the workspace box, or ""."""
+        if self.kinematics is None or not self.tip.box:
+            return ""
+        tip = self.kinematics.forward(positions).position
+        if not limit_box(tip, np.clip(tip, *self.tip.box), *self.tip.box)[1]:
+            return ""
+        where, low, high = (np.round(each, 3).tolist() for each in (tip, *self.tip.box))
+        return f"at {where} m, outside limits.workspace_low {low} and workspace_high {high}: it can only come back"
+
     def around(self, positions: FloatArray, step: float) -> "Envelope":
         """Return these limits, with each joint also within a ``step`` of ``positions`` [N]."""
         low, high = (

@@ -263,7 +263,7 @@ class RobotController:
             for arm in self.arms:
                 with contextlib.suppress(Refused):
                     if isinstance(arm, ArmController) and (text := arm.outside_box(of_arm(joints, arm.name))):
-                        found.append(text)
+                        found.append(f"the tip of '{arm.name}' is {text}")
         return "; ".join(found)
 
     @property

@@ -68,18 +68,13 @@ Listener = Callable[[Event], None]
 
 
 class Safety:
-    """Decides whether the arm may move. Thread-safe; methods wait only during :meth:`sending`.
-
-    Attributes:
-        remark: Why an armed arm may stand still though nothing holds it, for :meth:`explain`; "" for no reason.
-    """
+    """Decides whether the arm may move. Thread-safe; methods wait only during :meth:`sending`."""
 
     def __init__(self, clock: Callable[[], int] = _SYSTEM_CLOCK.ros) -> None:
         self._clock = clock
         self._lock = threading.RLock()
         self._sending = 0  # contexts of sending() that are open; events are delivered after them
-        self.remark = ""
-        self._armed = False
+        self.remark, self._armed = "", False  # remark: why an armed arm may hardly move, for explain()
         self._armings = 0
         self._interruptions = 0
         self._mode, self._handovers, self._live = Mode.AUTONOMOUS, 0, False

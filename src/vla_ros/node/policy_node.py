@@ -205,18 +205,11 @@ class PolicyNode:
             self._context.report(waiting.outcome(BEFORE_ARMING))
         self._gate.look(at_once=True)
         self._gate.supervise()  # missing inputs hold from the start
-        self._look_at_boxes()
+        if self._telemetry is not None:
+            self._telemetry.look_at_boxes()
         if not self.safety.arm():
             return False, self.safety.explain()
         return True, self.safety.explain()
-
-    def _look_at_boxes(self) -> None:
-        """Say if a tip is outside its workspace box: nothing holds the arm, but it hardly moves."""
-        if self._pipeline is not None:
-            before = self.safety.remark
-            self.safety.remark = text = self._pipeline.controller.outside_boxes(self.inputs.snapshot.arms)
-            if bool(text) != bool(before):
-                say(self._logger, text or "the tip is inside limits.workspace_*", "warning" if text else "info")
 
     def reset(self) -> tuple[bool, str]:
         """End a stop, discard the plan and disarm; return True and a sentence for the caller."""
@@ -337,7 +330,6 @@ class PolicyNode:
             RunPolicy(self._context, wiring, self.instruct, lambda: pipeline.schedule.left_until_inference)
         wiring.timer(SUPERVISION_PERIOD, gate.supervise)
         wiring.timer(1.0, self._throttled.flush)
-        wiring.timer(1.0, self._look_at_boxes)
         wiring.timer(graph_watch.PERIOD, gate.look)
 
     # Inputs

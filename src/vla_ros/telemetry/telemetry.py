@@ -140,9 +140,17 @@ class Telemetry:
 
     # On the thread that spins
 
+    def look_at_boxes(self) -> None:
+        """Say if a tip is outside its workspace box: nothing holds the arm, but it hardly moves."""
+        before, text = self._safety.remark, self._controller.outside_boxes(self._inputs.snapshot.arms)
+        self._safety.remark = text
+        if bool(text) != bool(before):
+            say(self._logger, text or "the tip is inside limits.workspace_*", "warning" if text else "info")
+
     def _report(self) -> None:
         """Log new problems with topics and publish diagnostics and status, once a second."""
         self._look()
+        self.look_at_boxes()
         if (check := self._controller.collision) is not None:
             self._nearest = check.closest
         outside = self._outside
