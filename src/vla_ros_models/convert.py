@@ -4,6 +4,8 @@ Merged and dequantised weights are stored in the type in which they are computed
 ``--dtype`` says otherwise; others keep their type. Tokenizer, statistics, processors and configuration are copied.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import shutil
