@@ -191,7 +191,8 @@ def test_the_observation_contains_the_rest_of_the_plan_and_the_delay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "steps"), [(0, 1), (0.0005, 1), (0.02, 1), (0.0499, 1), (0.0501, 2), (0.06, 2), (0.12, 3), (0.29, 6)]
+    ("seconds", "steps"),
+    [(0, 1), (0.0005, 1), (0.02, 1), (0.0499, 1), (0.0501, 2), (0.06, 2), (0.12, 3), (0.29, 6)],
 )
 @pytest.mark.parametrize("execute", [0, 5])
 def test_the_stated_delay_is_what_is_executed_meanwhile(seconds: float, steps: int, execute: int) -> None:
