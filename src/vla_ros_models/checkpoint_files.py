@@ -226,8 +226,10 @@ def read_statistics(
             f"{where}: expected finite numbers and {names[1]} >= {'0' if names[1] == 'std' else names[0]}, found "
             f"{names[0]} {first.tolist()} and {names[1]} {second.tolist()}"
         )
-    if told := _contradiction(found):
-        logger.warning("%s: %s: the file was damaged or edited; compare it with the one from training", where, told)
+    if contradiction := _contradiction(found):
+        logger.warning(
+            "%s: %s: the file was damaged or edited; compare it with the one from training", where, contradiction
+        )
     return first, second
 
 

@@ -49,23 +49,23 @@ def identify(checkpoint: str, base: str = "") -> Identified:
     if path is None:
         raise CheckpointError(f"policy.checkpoint: {folder} has no {_CONFIG}{_other_layout(folder)}")
     config = _read(path)
-    said = {key: config[key] for key in _TELLING if key in config}
+    identifying = {key: config[key] for key in _TELLING if key in config}
     found = {name: claim for name in available() if (claim := claims(name, config)) > 0}
     best = [name for name, claim in found.items() if claim == max(found.values())]
     if not best:
         raise CheckpointError(
-            f"policy.checkpoint: no policy runs {folder}; {path} has {said or sorted(config)[:8]}, expected "
+            f"policy.checkpoint: no policy runs {folder}; {path} has {identifying or sorted(config)[:8]}, expected "
             f"{_EXPECTED}. Set policy.name if one of {', '.join(available())} can"
         )
     if len(best) > 1:
         raise ConfigError(
-            f"policy.name: {' and '.join(best)} can both run {folder} ({path} has {said}); set policy.name "
+            f"policy.name: {' and '.join(best)} can both run {folder} ({path} has {identifying}); set policy.name "
             "to one of them"
         )
     name = best[0]
     for place in _places(folder, base):
         name = refined(name, place)
-    key, value = next(iter(said.items()))
+    key, value = next(iter(identifying.items()))
     return Identified(name, f"{path} has {key} {value!r}")
 
 

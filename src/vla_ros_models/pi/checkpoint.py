@@ -357,15 +357,15 @@ def _delta(config: Fields, found: Processors) -> tuple[bool, ...]:
     """Return which action dimensions are relative to the measured state; empty if none are."""
     before, after, state_size, size = found.before, found.after, found.state_size, found.action_size
     options = before.options(RELATIVE)
-    said: Mapping[str, bool] = {
+    stated: Mapping[str, bool] = {
         "use_relative_actions of config.json": bool(config.get("use_relative_actions")),
         RELATIVE: bool(options.get("enabled")),
         ABSOLUTE: bool(after.options(ABSOLUTE).get("enabled")),
     }
     excluded, names = (name_list(options, key) for key in ("exclude_joints", "action_names"))
-    if len(set(said.values())) > 1:
+    if len(set(stated.values())) > 1:
         raise CheckpointError(
-            f"{config.where}: the files disagree on whether actions are relative to the state: {said}"
+            f"{config.where}: the files disagree on whether actions are relative to the state: {stated}"
         )
     if not options.get("enabled"):
         return ()
