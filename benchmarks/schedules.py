@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,13 @@ def measure(delay: float, schedule: str, domain: int, arguments: argparse.Namesp
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    lines = [HEADINGS, ("---",) * len(HEADINGS), *map(row, rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table([HEADINGS, *map(row, rows)])
+
+
+def markdown_table(lines: Sequence[tuple[str, ...]]) -> str:
+    """Return lines of cells, the headings first, as Markdown."""
+    ruled = [lines[0], ("---",) * len(lines[0]), *lines[1:]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in ruled)
 
 
 def row(result: dict[str, Any]) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from vla_ros.config.checkpoints import DISTILLED, DISTILLED_FILES, SHIPPED, WEIGHT_FILES, folder_of, no_folder
+from vla_ros.config.checkpoints import DISTILLED_FILES, SHIPPED, WEIGHT_FILES, folder_of, no_folder
 from vla_ros.errors import CheckpointError, lfs_pointer
 from vla_ros.files import check_regular, read_json_value
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SINGLE, INDEX = WEIGHT_FILES
-TEACHER = "teacher.safetensors"
-"""File of a distilled checkpoint with what its teacher has in place of the tensors that were trained."""
 _LONGEST_NAME = 255  # bytes of a file name
 FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -402,12 +400,3 @@ def _among(value: Any, values: tuple[Any, ...]) -> bool:
 def read_fields(path: Path, advice: str = "") -> Fields:
     """Read a file with a JSON object; raises CheckpointError if it is missing or invalid."""
     return Fields(read_json(path), path, advice)
-
-
-def undistilled(config: Fields) -> tuple[Fields, int]:
-    """Return the teacher's configuration and the flow steps of a distilled checkpoint; another as it is, and 0."""
-    if config.get("type") != DISTILLED:
-        return config, 0
-    teacher, steps = config.object("teacher"), config.whole("flow_steps", None)
-    config.finish()
-    return teacher, steps

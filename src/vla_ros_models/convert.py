@@ -9,14 +9,10 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vla_ros.config.checkpoints import base_folder, config_folder
-from vla_ros.errors import CheckpointError, ConfigError
+from vla_ros.errors import ConfigError
 from vla_ros.files import check_parent
-
-if TYPE_CHECKING:
-    from vla_ros_models.checkpoint_files import StoredTensor
 
 _KINDS = (".json", ".model", ".txt", ".jinja", ".safetensors")
 _WEIGHTS = ("model*.safetensors*", "distilled*.safetensors*", "teacher.safetensors", "*.index.json")
@@ -49,7 +45,8 @@ def convert(
     :func:`~vla_ros_models.adapters.read_merged`, and ConfigError if ``output`` cannot be written.
     """
     from vla_ros_models.adapters import read_merged
-    from vla_ros_models.checkpoint_files import checkpoint_folder, from_files, read_fields, undistilled
+    from vla_ros_models.checkpoint_files import checkpoint_folder, from_files, read_fields
+    from vla_ros_models.distilled import teachers_tensors, undistilled
     from vla_ros_models.weights import write_weights
 
     folder = checkpoint_folder(str(folder))
@@ -83,19 +80,6 @@ def convert(
         return write_weights(output, stored, produce, _DTYPES.get(dtype, ""))
     except OSError as error:
         raise ConfigError(f"--output {output}: {error.strerror or error}; the folder is incomplete") from error
-
-
-def teachers_tensors(folder: Path) -> "dict[str, StoredTensor]":
-    """List the tensors of the checkpoint that was distilled into ``folder``, which are its own to the bit."""
-    from vla_ros_models.checkpoint_files import TEACHER, read_header, read_manifest
-
-    if not (folder / TEACHER).is_file():
-        raise CheckpointError(
-            f"{folder / TEACHER}: no such file, so the weights before the distillation are not there; copy the "
-            "whole folder, or use the checkpoint that was distilled"
-        )
-    kept = {name: one for name, one in read_manifest(folder).items() if "target_time_mlp" not in name}
-    return {**kept, **read_header(folder / TEACHER)}
 
 
 def _copy(folder: Path, output: Path) -> None:

@@ -49,7 +49,7 @@ TRAINED = TRAINED | {"pi05": TRAINED["pi0"]}
 language is the teacher's."""
 
 
-class FlowTrainee(Protocol):
+class Distillable(Protocol):
     """What a family's trainee offers to its distillation."""
 
     def read(self, batch: Any) -> Batch:

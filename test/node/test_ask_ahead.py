@@ -190,6 +190,23 @@ def test_the_observation_contains_the_rest_of_the_plan_and_the_delay() -> None:
         np.testing.assert_array_equal(actions[asked : asked + previous.delay], previous.actions[: previous.delay])
 
 
+@pytest.mark.parametrize(
+    ("seconds", "steps"),
+    [(0, 1), (0.0005, 1), (0.02, 1), (0.0499, 1), (0.0501, 2), (0.06, 2), (0.12, 3), (0.29, 6)],
+)
+@pytest.mark.parametrize("execute", [0, 5])
+def test_the_stated_delay_is_what_is_executed_meanwhile(seconds: float, steps: int, execute: int) -> None:
+    """The step due at the request is sent before any answer: half a millisecond and 49 ms cost one step of 50."""
+    live = ahead(continues=True, control__execute_steps=execute)
+    live.policy.during = lambda: live.clock.sleep(seconds)
+    live.run(3.9)
+    seams = [number for number, step in enumerate(live.steps) if step.chunk is not None]
+    told = [one.previous.delay for one in live.policy.asked[: len(seams)] if one.previous is not None]
+    assert len(told) >= 6
+    assert set(told) == {steps}
+    assert {live.steps[number].index for number in seams[1:]} == {steps}
+
+
 @pytest.mark.parametrize("schedule", ["sync", "append"])
 def test_a_delay_can_be_injected(schedule: str) -> None:
     live = ahead(control__schedule=schedule, control__inject_delay_ms=150.0)

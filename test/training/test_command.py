@@ -98,3 +98,26 @@ def test_a_viewpoint_adapter_keeps_the_statistics(tmp_path, capsys):
 def test_without_an_output(capsys):
     assert finetune(*QUICK) == 1
     assert "--output" in capsys.readouterr().err
+
+
+def test_a_flow_is_distilled_from_observations_alone_and_runs(tmp_path, capsys):
+    """The checkpoint's own actions, two steps, then the same command again, an inference, and the way back."""
+    out = tmp_path / "out"
+    words = ["--observations", BAG, "--checkpoint", "demo-pi", *CONFIG, "--output", str(out), "--steps", "2"]
+    words += ["--train-steps", "2", *QUICK[2:], "--flows", "2", "--json", str(tmp_path / "figures.json")]
+    assert main(["distill", *words]) == 0
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert len(figures["losses"]) == 2
+    chunks = np.load(out / "run" / "actions.npy")
+    assert chunks.shape[1:] == (16, 8)
+    assert np.isfinite(chunks).all()
+    assert main(["distill", *words]) == 0  # resumes behind the last step
+    assert json.loads((tmp_path / "figures.json").read_text())["losses"] == figures["losses"]
+    with pytest.raises(SystemExit):
+        main(["distill", *words, "--steps", "3"])
+    assert main(["distill", *words, "--steps", "1"]) == 1
+    assert "flow_steps differ" in capsys.readouterr().err
+    before, after = (actions(checkpoint, tmp_path) for checkpoint in ("demo-pi", out))
+    assert before.shape == after.shape
+    assert main(["convert", str(out), "--teacher", "--output", str(tmp_path / "back")]) == 0
+    np.testing.assert_array_equal(actions(tmp_path / "back", tmp_path), before)

@@ -153,8 +153,9 @@ class InferenceThread:
         schedule, previous = self._pipeline.schedule, None
         if schedule.kind == "rtc" and schedule.left:
             rest = schedule.rest(request.position)
-            delay = math.ceil(min(self.expected_seconds / period, len(rest))) if request.concurrent else 0
-            previous = PreviousChunk(rest, delay)
+            # The step that is due now is executed before any answer, however fast, so at least one is.
+            steps = max(1, math.ceil(min(self.expected_seconds / period, len(rest))))
+            previous = PreviousChunk(rest, steps if request.concurrent else 0)
         self.state, self.pending = RequestState.PENDING, request
         delay_ms = self._context.options.current.control.inject_delay_ms
 

@@ -17,7 +17,8 @@ from vla_ros.config.checkpoints import DISTILLED, DISTILLED_FILES, WEIGHT_FILES
 from vla_ros.errors import VlaRosError
 from vla_ros_lab.training.adapting import Adapted, merged_tensors
 from vla_ros_models import evidence
-from vla_ros_models.checkpoint_files import TEACHER, StoredTensor, from_files, read_json
+from vla_ros_models.checkpoint_files import StoredTensor, from_files, read_json
+from vla_ros_models.distilled import TEACHER
 
 ADAPTER = "adapter"
 """Folder of the adapter in the checkpoint's."""

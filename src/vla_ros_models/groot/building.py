@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vla_ros_models.distilled import TARGET_LAYERS
 from vla_ros_models.engine import fp8
 from vla_ros_models.engine.shapes import DecoderShape
 from vla_ros_models.engine.weights import DecoderWeights, Layer, Matrix
 from vla_ros_models.groot.architecture import EMBEDDINGS, HEAD, LANGUAGE, VISION, GrootArchitecture
 from vla_ros_models.groot.network import TIME_PERIOD, GrootModel, Linear, Merger, SharedKeyValue
-
-TARGET_LAYERS = ("target_time_mlp_in", "target_time_mlp_out")
-"""Layers of a distilled flow for the time at which a step ends."""
 
 Get = Callable[..., Tensor]
 """Returns the tensor of a name; the other arguments are its stored shape."""

@@ -19,7 +19,8 @@ from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros_models import weights
 from vla_ros_models.adapters import read_merged
-from vla_ros_models.checkpoint_files import Fields, StoredTensor, from_files, read_fields, undistilled
+from vla_ros_models.checkpoint_files import Fields, StoredTensor, from_files, read_fields
+from vla_ros_models.distilled import undistilled
 from vla_ros_models.groot import SAYS_VERSION, GrootOptions, older_model
 from vla_ros_models.groot.architecture import (
     COSMOS,

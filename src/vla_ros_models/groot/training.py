@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.types import FloatArray, Observation
+from vla_ros_models.distilled import TARGET_LAYERS
 from vla_ros_models.engine.decoder import run_layer
 from vla_ros_models.engine.ops import Ops
 from vla_ros_models.engine.stream import KVCache, Positions, Stream
@@ -24,7 +25,6 @@ from vla_ros_models.engine.training import recompute, train_layer
 from vla_ros_models.engine.weights import DecoderWeights
 from vla_ros_models.groot.architecture import HEAD, VISION, GrootArchitecture
 from vla_ros_models.groot.building import (
-    TARGET_LAYERS,
     StoredTensors,
     build_model,
     condition_on,
@@ -66,7 +66,7 @@ class GrootBatch(Batch):
 
 
 @dataclass(frozen=True, eq=False)
-class Context(Batch):
+class HeadContext(Batch):
     """What the action head attends to."""
 
     tokens: Tensor  # [B, L, width]
@@ -146,18 +146,18 @@ class GrootTrainee(nn.Module):
     def predict(
         self,
         batch: GrootBatch,
-        context: Context,
+        context: HeadContext,
         noisy: Tensor,
         left: Tensor,
         target: Tensor | None = None,
         given: Tensor | None = None,
     ) -> Tensor:
-        """Return the velocity from actions to noise; see :class:`~vla_ros_models.distillation.FlowTrainee`."""
+        """Return the velocity from actions to noise; see :class:`~vla_ros_models.distillation.Distillable`."""
         ends = None if target is None else self._bucket(1 - target)
         return -self._velocity(batch, context, noisy, self._bucket(1 - left), ends)
 
     def add_targets(self) -> Mapping[str, nn.Parameter]:
-        """See :class:`~vla_ros_models.distillation.FlowTrainee`."""
+        """See :class:`~vla_ros_models.distillation.Distillable`."""
         width = self.sizes.head.hidden_size
         self.sizes = replace(self.sizes, targets=True)
         device = next(self.network.parameters()).device
@@ -198,7 +198,7 @@ class GrootTrainee(nn.Module):
         parameters = dict(self.network.named_parameters())
         return StoredTensors(self.sizes, lambda name, *shape: parameters.get(name, like))
 
-    def read(self, batch: GrootBatch) -> Context:
+    def read(self, batch: GrootBatch) -> HeadContext:
         """Run the backbone, which is frozen, and the connector."""
         sizes, run = self.sizes, recompute(self.recompute_layers and self.training)
         stored, context = self._stored(batch.noise), self._encode(batch).float()
@@ -213,10 +213,10 @@ class GrootTrainee(nn.Module):
             at = replace(everywhere(context), mask=seen)
             for index in range(len(weights.layers)):
                 context, *_ = run(train_layer, weights, index, context, at)
-        return Context(context)
+        return HeadContext(context)
 
     def _velocity(
-        self, batch: GrootBatch, context: Context, noisy: Tensor, times: Tensor, ends: Tensor | None = None
+        self, batch: GrootBatch, context: HeadContext, noisy: Tensor, times: Tensor, ends: Tensor | None = None
     ) -> Tensor:
         """Return the velocity from noise to actions, float32 [B, H, A]; ``times`` and ``ends`` are in buckets."""
         sizes, run = self.sizes, recompute(self.recompute_layers and self.training)

@@ -15,7 +15,8 @@ from vla_ros.config.checkpoints import ADAPTER_FILE, base_folder, config_folder
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.published import loop_of
-from vla_ros_models.checkpoint_files import Fields, read_fields, undistilled
+from vla_ros_models.checkpoint_files import Fields, read_fields
+from vla_ros_models.distilled import undistilled
 from vla_ros_models.flow_options import RTC_SCHEDULES, RtcSettings
 from vla_ros_models.memory import MemoryNeeds
 from vla_ros_models.normalization import make_normalization

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vla_ros_models.distilled import TARGET_LAYERS
 from vla_ros_models.engine import fp8
 from vla_ros_models.engine.flow import FlowModel
 from vla_ros_models.engine.shapes import DecoderShape, TowerShape
@@ -68,7 +69,6 @@ RMS_EPS = 1e-6
 LOADED = "loaded"
 """The kind of matrices that are the network's own modules (:class:`~vla_ros_models.engine.weights.Matrix`)."""
 
-TARGET_LAYERS = ("target_time_mlp_in", "target_time_mlp_out")
 ROPE_THETA = 10000.0
 CAMERAS = 8
 """Maximum number of cameras for which the rotary tables have positions."""

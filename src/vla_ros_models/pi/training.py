@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_ros.types import FloatArray, Observation
+from vla_ros_models.distilled import TARGET_LAYERS
 from vla_ros_models.engine.stream import Positions, Stream
 from vla_ros_models.engine.training import Call, TrainingOps, placed, recompute, train_layer
 from vla_ros_models.pi.architecture import EMBEDDINGS, PI05, PiArchitecture
 from vla_ros_models.pi.checkpoint import PiCheckpoint
 from vla_ros_models.pi.inference import load_network
-from vla_ros_models.pi.network import LOADED, TARGET_LAYERS, AdaptiveNorm, PiNetwork, rotary_tables_like
+from vla_ros_models.pi.network import LOADED, AdaptiveNorm, PiNetwork, rotary_tables_like
 from vla_ros_models.pi.processing import Processing, find_tokenizer, load_tokenizer
 from vla_ros_models.training import (
     Augment,
@@ -57,7 +58,7 @@ class FlowBatch(Batch):
 
 
 @dataclass(frozen=True, eq=False)
-class Prefix(Batch):
+class PrefixCache(Batch):
     """What the expert attends to."""
 
     valid: Tensor  # bool [B, N], False for padding
@@ -99,16 +100,16 @@ class FlowTrainee(nn.Module):
         return steps[..., None] & numbers
 
     def add_targets(self) -> Mapping[str, nn.Parameter]:
-        """See :class:`~vla_ros_models.distillation.FlowTrainee`."""
+        """See :class:`~vla_ros_models.distillation.Distillable`."""
         self.network.add_targets()
         self.network.architecture = replace(self.network.architecture, targets=True)
         return {name: one for name, one in self.network.named_parameters() if name.startswith(TARGET_LAYERS)}
 
-    def read(self, batch: FlowBatch) -> Prefix:
+    def read(self, batch: FlowBatch) -> PrefixCache:
         """Run the prefix."""
         return self.run_prefix(batch)[0]
 
-    def run_prefix(self, batch: FlowBatch) -> tuple[Prefix, Tensor]:
+    def run_prefix(self, batch: FlowBatch) -> tuple[PrefixCache, Tensor]:
         """Run the prefix; return its rows [B, N, width] after the last layer with an MLP, too."""
         network, run = self.network, recompute(self.recompute_layers and self.training)
         hidden, valid = self._prefix(batch, run)
@@ -120,18 +121,18 @@ class FlowTrainee(nn.Module):
         for index in range(len(prefix.layers)):
             hidden, *written = run(train_layer, prefix, index, hidden, positions)
             past.append((written[0], written[1]))
-        return Prefix(valid, tuple(past)), hidden
+        return PrefixCache(valid, tuple(past)), hidden
 
     def predict(
         self,
         batch: FlowBatch,
-        prefix: Prefix,
+        prefix: PrefixCache,
         noisy: Tensor,
         left: Tensor,
         target: Tensor | None = None,
         given: Tensor | None = None,
     ) -> Tensor:
-        """See :class:`~vla_ros_models.distillation.FlowTrainee`; only pi0.5 takes ``given``."""
+        """See :class:`~vla_ros_models.distillation.Distillable`; only pi0.5 takes ``given``."""
         run = recompute(self.recompute_layers and self.training)
         ends = None if target is None else target.double()[:, None]
         time = left.double()[:, None]
@@ -197,7 +198,7 @@ class FlowTrainee(nn.Module):
         batch: FlowBatch,
         hidden: Tensor,
         condition: Tensor,
-        prefix: Prefix,
+        prefix: PrefixCache,
         given: Tensor | None,
         run: Call,
     ) -> Tensor:
