@@ -113,11 +113,11 @@ class ViewAdapter:
 
     def changes(self, layer: str) -> dict[str, Callable[[Tensor], Tensor]]:
         """Return what changes a layer's tensors."""
-        parts = {name: self.tensors.get(f"{layer}.{name}") for name in ("scale", "shift", "a", "b")}
+        names = ("a", "b") if self.kind == VIEW_LORA else ("scale", "shift")
+        first, second = (self.tensors[f"{layer}.{name}"] for name in names)
         if self.kind == VIEW_LORA:
-            return {"weight": partial(updated, a=parts["a"], b=parts["b"])}
-        scale, shift = parts["scale"], parts["shift"]
-        return {"weight": partial(scaled, scale=scale), "bias": partial(shifted, scale=scale, shift=shift)}
+            return {"weight": partial(updated, a=first, b=second)}
+        return {"weight": partial(scaled, scale=first), "bias": partial(shifted, scale=first, shift=second)}
 
     def _check(self, weights: Shapes) -> None:
         """Raise CheckpointError, which names all tensors that are not those of the layers' ``weights``."""
@@ -188,19 +188,19 @@ def add_view(trainable: Trainable, kind: str, rank: int = 0) -> dict[str, nn.Par
     for layer in layers_of(kind, list(names.values())):
         module: Any = trainable.trainee.get_submodule(stems[layer])
         weight: Tensor = module.weight
-        rows, like = weight.shape[0], {"device": weight.device, "dtype": torch.float32}
+        rows = weight.shape[0]
+        zeros = partial(torch.zeros, dtype=torch.float32, device=weight.device)
         if kind == VIEW:
-            scale, shift = nn.Parameter(torch.ones(rows, **like)), nn.Parameter(torch.zeros(rows, **like))
+            scale, shift = nn.Parameter(zeros(rows) + 1), nn.Parameter(zeros(rows))
             if getattr(module, "bias", None) is None:
                 module.bias = nn.Parameter(weight.new_zeros(rows), requires_grad=False)
             bias = _Changed(shifted, scale=scale, shift=shift)
             parametrize.register_parametrization(module, "bias", bias)
             changed, parts = _Changed(scaled, scale=scale), {"scale": scale, "shift": shift}
         else:
-            a = nn.Parameter(torch.empty(rank or RANK, *weight.shape[1:], **like))
+            a, b = nn.Parameter(zeros(rank or RANK, *weight.shape[1:])), nn.Parameter(zeros(rows, rank or RANK))
             nn.init.kaiming_uniform_(a, a=5**0.5)
-            parts = {"a": a, "b": nn.Parameter(torch.zeros(rows, rank or RANK, **like))}
-            changed = _Changed(updated, **parts)
+            changed, parts = _Changed(updated, a=a, b=b), {"a": a, "b": b}
         parametrize.register_parametrization(module, "weight", changed)
         found |= {f"{layer}.{name}": part for name, part in parts.items()}
     return found

@@ -10,11 +10,16 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 pytest.importorskip("peft", reason="the library peft is not installed (extra 'train')")
 pytest.importorskip("rosbags", reason="the library rosbags is not installed (extra 'dds')")
 
+import torch
 from PIL import Image
 from safetensors.torch import load_file
 
 from vla_ros.cli.main import main
+from vla_ros.config import load
+from vla_ros.policies.base import create
 from vla_ros_models.evidence import sha256
+from vla_ros_models.network_policy import Placement
+from vla_ros_models.view import add_view, base_digest, write_view
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ("--config", str(ROOT / "config" / "demo.yaml"), "--config", str(ROOT / "config" / "demo_pi.yaml"))
@@ -67,9 +72,9 @@ def test_the_statistics_of_the_data_are_trained_on_and_written(tmp_path):
     assert not np.allclose(written["observation.state.q01"], shipped["observation.state.q01"], atol=1e-2)
 
 
-def test_a_viewpoint_adapter_from_a_bag_to_a_replay(tmp_path, capsys):
+def test_a_viewpoint_adapter_is_one_small_file(tmp_path):
     out = tmp_path / "out"
-    words = ("--output", str(out), "--adapter", "view", "--learning-rate", "0.05", "--hold-out", "0.5")
+    words = ("--output", str(out), "--adapter", "view", "--learning-rate", "0.05", "--hold-out", "0")
     assert finetune(*words, *QUICK, "--json", str(tmp_path / "f.json")) == 0
     assert {path.name for path in out.iterdir()} == {"view.safetensors", "run", "evidence"}
     file = out / "view.safetensors"
@@ -78,14 +83,22 @@ def test_a_viewpoint_adapter_from_a_bag_to_a_replay(tmp_path, capsys):
     assert json.loads((out / "evidence" / "evidence.json").read_text())["weights"] == {file.name: digest}
     assert finetune(*words, *QUICK) == 0  # resumes: nothing is left to do
     assert sha256(file) == digest
-    view = ("-p", f"policy.view:={file}")
-    assert np.abs(actions("demo-pi", tmp_path, *view) - actions("demo-pi", tmp_path)).max() > 1e-6
+
+
+def test_replay_names_the_viewpoint_adapter(tmp_path):
+    config = load([*map(Path, CONFIG[1::2])], ["policy.checkpoint:=demo-pi", "policy.device:=cpu"])
+    trainable = create(config).trainable(Placement(torch.device("cpu"), "float32"))
+    file = tmp_path / "view.safetensors"
+    write_view(file, "view", base_digest(trainable.stored), add_view(trainable, "view"))
+    words = ("-p", f"policy.view:={file}")
     outputs = ("--json", str(tmp_path / "r.json"), "--report", str(tmp_path / "r.html"))
-    assert main(["replay", BAG, *CONFIG, "-p", "policy.checkpoint:=demo-pi", *view, *outputs]) == 0
-    assert json.loads((tmp_path / "r.json").read_text())["policy"]["view"] == digest
-    assert digest in (tmp_path / "r.html").read_text()
-    capsys.readouterr()
-    assert finetune("--output", str(tmp_path / "two"), "--adapter", "view", *view, *QUICK) == 1
+    assert main(["replay", BAG, *CONFIG, "-p", "policy.checkpoint:=demo-pi", *words, *outputs]) == 0
+    assert json.loads((tmp_path / "r.json").read_text())["policy"]["view"] == sha256(file)
+    assert sha256(file) in (tmp_path / "r.html").read_text()
+
+
+def test_a_viewpoint_adapter_is_trained_without_another(tmp_path, capsys):
+    assert finetune("--output", str(tmp_path / "two"), "--adapter", "view", "-p", "policy.view:=x", *QUICK) == 1
     assert "without another one" in capsys.readouterr().err
 
 
