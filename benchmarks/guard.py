@@ -1,6 +1,7 @@
 """Injects what keeps a node from ending a motion, and measures when its guard does, at the driver.
 
     python benchmarks/guard.py --injections 1000 --seed 1 --json guard.json   # resumes where the file ends
+    python benchmarks/guard.py --normal 1800            # seconds of each kind of normal work
     python benchmarks/guard.py --frames 10000000        # damaged frames, none of which may be accepted
     python benchmarks/guard.py --backend rclpy ...      # with the ROS 2 that is sourced, over RMW_IMPLEMENTATION
 
@@ -26,6 +27,7 @@ import sys
 import threading
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -41,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a file
 from tools.faults.messages import stamp_of
 from tools.faults.processes import DOMAINS, environment, reserved
 from tools.faults.rig import Rig
-from tools.faults.setups import SERVO, VELOCITY
+from tools.faults.setups import AHEAD, FINE, SERVO, VELOCITY
 from vla_ros.errors import VlaRosError
 from vla_ros.graph import open_graph
 from vla_ros.graph.origin import Origin
@@ -321,6 +323,43 @@ def added(rounds: int, backend: str, seed: int) -> dict[str, Any]:
     }
 
 
+NORMAL: dict[str, tuple[dict[str, Any], tuple[dict[str, Any], ...]]] = {
+    "sync": ({}, ()),
+    "ask-ahead": (dict(AHEAD), ()),
+    "commands at 250 Hz": (dict(FINE), ()),
+    "inference of 2 s": ({"options": {"timeouts.inference": "4.0"}, "seconds": 2.0}, ()),
+    "an arm that sags": ({}, ({"do": "arm", "kind": "sags"},)),
+    "an arm that lags": ({}, ({"do": "arm", "kind": "lags"},)),
+    "twist at 5 Hz": ({**SERVO, "options": {**SERVO["options"], "control.rate_hz": "5.0"}}, ()),
+    "joint states that are late and reordered": ({}, ({"do": "joints", "kind": "reorder", "amount": 4},)),
+}
+"""Normal work: what the node and the policy are set up with, and orders of the robot."""
+
+
+def work(seconds: float, backend: str, seed: int) -> dict[str, Any]:
+    """Return, for each kind of normal work, how many commands were sent, and what else the guard did."""
+    free, found = SimpleQueue[int](), dict[str, Any]()
+    for domain in random.Random(seed).sample(DOMAINS, len(DOMAINS)):
+        free.put(domain)
+    for name, (own, orders) in NORMAL.items():
+        options = {**own.get("options", {}), "guard.process": "true", "node.backend": backend}
+        chunk = "--horizon", str(own.get("horizon", 1)), "--seconds", str(own.get("seconds", 0.0))
+        words = (*own.get("robot_words", ()), "--backend", backend)
+        with reserved(free) as domain, Rig(domain, options, chunk, words) as rig:
+            rig.ready()
+            rig.arm()
+            for order in orders:
+                rig.order(**order)
+            time.sleep(1.0)
+            before = Counter(rig.status["guard"]["counts"])
+            time.sleep(seconds)
+            counts = Counter(rig.status["guard"]["counts"]) - before
+        sent = counts.pop("sent", 0)
+        found[name] = {"sent": sent, "else": dict(counts), "node": rig.status["state"]}
+        print(name, found[name], flush=True)
+    return found
+
+
 def damage(count: int, seed: int) -> dict[str, Any]:
     """Let ``count`` damaged, repeated, reordered and cut frames arrive among good ones; count what is accepted."""
     rng, reader, counter, accepted = np.random.default_rng(seed), Reader(), 0, 0
@@ -349,6 +388,7 @@ def main() -> int:
     parser.add_argument("--injections", type=int, default=0, metavar="N")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2, help="pairs of runs that measure the added latency")
+    parser.add_argument("--normal", type=float, default=0.0, metavar="SECONDS", help="of each kind of normal work")
     parser.add_argument("--frames", type=int, default=0, metavar="N", help="damaged frames")
     parser.add_argument("--backend", choices=("dds", "rclpy"), default="dds")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -357,6 +397,8 @@ def main() -> int:
     report: dict[str, Any] = {"seed": given.seed, "backend": given.backend, "results": []}
     if given.json and given.json.exists():
         report = json.loads(given.json.read_text())
+    if given.normal:
+        report["normal"] = work(given.normal, given.backend, given.seed)
     if given.frames:
         report["damaged"] = damage(given.frames, given.seed)
     for results in run(given.injections, given.seed, report["results"], given.backend):

@@ -41,7 +41,7 @@ class Harness:
             guarded_arm(config, ArmCheck(config, index, arm.kinematics))
             for index, arm in enumerate(make_arms(config).values())
         ]
-        self.guard = Guard(config, arms, self._send, self._tell, self._read, int)
+        self.guard = Guard(config, arms, self._send, self._tell, self._read, lambda: None)
 
     def _read(self, text: str) -> Config:
         return parse_options(text) if text else self.config

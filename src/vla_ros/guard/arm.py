@@ -43,6 +43,15 @@ class GuardedArm:
     waiting: deque[tuple[GuardFrame, int, ArmCheck]] = field(default_factory=deque)
     needs_hold: bool = False  # of the node, before its next motion
 
+    def needs_joints(self, frame: GuardFrame) -> bool:
+        """Return True if a frame is checked by a joint state: neither a twist nor a hold that is in force."""
+        if not self.check.names or self.check.motion is Kind.TWIST:
+            return False
+        if frame.kind is not Kind.HOLD:
+            return True
+        held = self.following.held
+        return not self.check.sends_velocities and (held is None or not self.check.is_at(frame, held))
+
     def zeros(self, fingers: Mapping[str, float] = MappingProxyType({})) -> GuardFrame:
         """Return a hold at zero velocity, with these ``fingers``."""
         return self._frame(np.zeros(self.check.count), fingers)

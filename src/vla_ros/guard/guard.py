@@ -210,11 +210,9 @@ class Guard:
                 if not proves and now - since <= _WAIT:
                     break  # the joint state itself may still arrive
                 arm.waiting.popleft()
-                if proves:
-                    self._reject(f"{arm.check.arm.name}: {error}", now)
-                else:
-                    self._drop(arm, frame, str(error), now)
-                return
+                if not proves:
+                    return self._drop(arm, frame, str(error), now)
+                return self._reject(f"{arm.check.arm.name}: {error}", now)
             arm.waiting.popleft()
             passed = frame, speed
             if frame.kind is Kind.HOLD:
@@ -227,11 +225,10 @@ class Guard:
 
     def _is_legal(self, arm: GuardedArm, frame: GuardFrame, measured: MeasuredRange | None) -> bool:
         """Return True if a frame may follow the last command, whatever was proposed since then."""
-        try:
+        with suppress(ValueError):
             self._check(arm, frame, measured, only_last=True)
-        except ValueError:
-            return False
-        return True
+            return True
+        return False
 
     @property
     def may_move(self) -> bool:
@@ -248,22 +245,12 @@ class Guard:
             self.counts["void"] += 1
         return False
 
-    @staticmethod
-    def _needs_joints(arm: GuardedArm, frame: GuardFrame) -> bool:
-        """Return True if a frame is checked by a joint state: neither a twist nor a hold that is in force."""
-        held = arm.following.held
-        if not arm.check.names or arm.check.motion is Kind.TWIST:
-            return False
-        if frame.kind is not Kind.HOLD:
-            return True
-        return not arm.check.sends_velocities and (held is None or not arm.check.is_at(frame, held))
-
     def _measured(self, arm: GuardedArm, frame: GuardFrame, now: int) -> MeasuredRange | None:
         """Return where the arm was in the joint state that a frame names; None if it is checked by none.
 
         Raises LookupError if that is not known, ValueError if it is too old.
         """
-        if not self._needs_joints(arm, frame):
+        if not arm.needs_joints(frame):
             return None
         find = partial(arm.history.find, frame.joints, frame.publisher, arm.check.fastest, stamped=arm.stamped)
         found = find()
