@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,9 @@ def main() -> int:
         stack.callback(demo.end)
         watcher = Watcher(stack.enter_context(open_graph("dds", log_level="error")))
         assert watcher.until(lambda: watcher.state and watcher.remote.hears, 300.0), demo.last_lines()
-        address = re.search(r"http\S+token=\S+", (folder / "demo.txt").read_text())
+        found = partial(re.search, r"http\S+token=\S+")
+        watcher.until(lambda: found((folder / "demo.txt").read_text()), 300.0)
+        address = found((folder / "demo.txt").read_text())
         assert address, demo.last_lines()
         browser = Browser(folder / "profile")
         stack.callback(browser.close)
