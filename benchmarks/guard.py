@@ -353,9 +353,9 @@ def work(seconds: float, backend: str, seed: int) -> dict[str, Any]:
             time.sleep(1.0)
             before = Counter(rig.status["guard"]["counts"])
             time.sleep(seconds)
-            counts = Counter(rig.status["guard"]["counts"]) - before
+            counts, state = Counter(rig.status["guard"]["counts"]) - before, rig.status["state"]
         sent = counts.pop("sent", 0)
-        found[name] = {"sent": sent, "else": dict(counts), "node": rig.status["state"]}
+        found[name] = {"sent": sent, "else": dict(counts), "node": state}
         print(name, found[name], flush=True)
     return found
 
