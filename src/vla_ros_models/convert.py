@@ -57,8 +57,8 @@ def convert(
     fields, steps = undistilled(read_fields(config_folder(folder, base) / "config.json"))
     config = dict(fields)
     if teacher != bool(steps):
-        found = f"was distilled into {steps} flow steps: add" if steps else "was not distilled: leave out"
-        raise ConfigError(f"{folder}: {found} --teacher, which restores what a checkpoint was distilled from")
+        what = f"was distilled into {steps} flow steps: add" if steps else "was not distilled: leave out"
+        raise ConfigError(f"{folder}: {what} --teacher, which restores what a checkpoint was distilled from")
     if config.get("model_type") == "openvla":
         from vla_ros_models.oft.loading import read_weights
         from vla_ros_models.openvla.architecture import read_architecture

@@ -44,7 +44,7 @@ TRAINED: Mapping[str, str] = {
     "smolvla": r"vlm_with_expert\.lm_expert\.|(state|action_in|action_out)_proj|(action_|target_)?time_mlp",
     "groot": r"action_head\.(?!vlln|vl_self_attention)",
 }
-TRAINED = TRAINED | {"pi05": TRAINED["pi0"]}
+TRAINED = {**TRAINED, "pi05": TRAINED["pi0"]}
 """Pattern of the parameters that train, by family: the action expert and its projections. What reads images and
 language is the teacher's."""
 

@@ -218,6 +218,9 @@ def _matrix(layer: Any, name: str, role: str, quantization: str, keep: bool) -> 
 class PiNetwork(nn.Module):
     """The parameters of vision tower, projector, Gemma prefix and action expert."""
 
+    target_time_mlp_in: nn.Linear  # of a distilled flow
+    target_time_mlp_out: nn.Linear
+
     def __init__(self, architecture: PiArchitecture) -> None:
         super().__init__()
         prefix, expert = architecture.prefix, architecture.expert

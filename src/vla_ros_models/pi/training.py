@@ -209,7 +209,8 @@ class FlowTrainee(nn.Module):
         steps = torch.arange(rows, device=hidden.device)
         positions = self._suffix_positions(valid, steps, tables, size)
         if given is not None:  # the last condition is that of time 0
-            positions = replace(positions, time=torch.where(given, size, positions.time).int())
+            own = torch.arange(size, device=hidden.device)[:, None]
+            positions = replace(positions, time=torch.where(given, size, own).int())
         crossed = placed(steps.expand(size, -1), *tables, mask=valid[:, None, None])
         reads = getattr(network.architecture, "reads", ()) or range(len(weights.layers))
         for index, layer in enumerate(reads):
