@@ -82,9 +82,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _write(arguments: argparse.Namespace, session: Session, config: Config) -> int:
-    found, arms, title = session.found, make_arms(config), f"Commissioning of {arguments.config[0].stem}"
+    found, arms, title = (
+        result.Result.of(session.found),
+        make_arms(config),
+        f"Commissioning of {arguments.config[0].stem}",
+    )
     told = [*result.findings(found, config)]
-    proposed = [*result.proposals(found, config, arms)] if session.complete else []
+    proposed = [*result.proposals(found, config, arms)] if session.complete and not found.surprise else []
     for what, text, fix in told:
         print(f"{what}: {text}; {fix}")
     for name, value, why in proposed:
@@ -123,11 +127,11 @@ class Person:
         return not self._lines.empty()
 
     def ask(self, question: str) -> Callable[[], bool | None]:
-        print(f"{question} [y/n] ", end="" if not self._yes else "y\n", flush=True)
-        if self._yes:
-            return lambda: True
         while self.pressed():  # what was typed before is no answer
             self._lines.get()
+        print(f"{question} [y/n] ", end="y\n" if self._yes else "", flush=True)
+        if self._yes:
+            return lambda: True
 
         def answer() -> bool | None:
             return None if self._lines.empty() else self._lines.get() in ("y", "yes")

@@ -84,7 +84,9 @@ def respond(commanded: Track, measured: Track, ends: tuple[float, float], dwell:
     ramps = [measured.between(begin, end + dwell) for begin, end in moves]
     slopes = [_middle(ramp) for ramp in ramps]
     speeds = [_slope(commanded.between(begin, end - 1e-9)) for begin, end in moves]
-    gain = float(np.mean([slope / speed for (slope, _, _), speed in zip(slopes, speeds, strict=True)]))
+    # By the speed, which friction does not change, or by the way, which gaps in the joint states do not change.
+    gains = [slope / speed for (slope, _, _), speed in zip(slopes, speeds, strict=True)]
+    gain = min(float(np.mean(gains)), (rests[0].mean - rests[1].mean) / way, key=lambda each: abs(each - 1))
     if abs(gain - 1) < _SAME:  # the line's slope is known, and more exactly than from a few steps of a staircase
         slopes = [(speed, when, at) for speed, (_, when, at) in zip(speeds, slopes, strict=True)]
     step = float(np.abs(np.diff(commanded.position)).max())
@@ -120,12 +122,8 @@ def _delay(commanded: Track, measured: Track, offset: float, stick: float) -> fl
     """Return the delay at which the commands, moved through friction, fit what was measured."""
     felt = Track(commanded.time, _play(commanded.position, measured.position[0] - offset, stick))
     delays = np.arange(0.0, LONGEST_DELAY, _FINE)
-    misfits = [
-        float(
-            np.square(np.interp(measured.time - delay, felt.time, felt.position) + offset - measured.position).sum()
-        )
-        for delay in delays
-    ]
+    when, where = measured.time, measured.position - offset
+    misfits = [float(np.square(_in_force(felt, when - delay) - where).sum()) for delay in delays]
     return float(delays[int(np.argmin(misfits))])
 
 

@@ -1,9 +1,11 @@
 """What commissioning hears and does: a source of scripted actions, and the messages that come and go meanwhile."""
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from vla_ros.errors import ConfigError
 from vla_ros.execution.source import ActionSource
 from vla_ros.graph.origin import stamp_of
 from vla_ros.graph.wiring import Wiring
+from vla_ros.policies.base import Progress, no_progress
 from vla_ros.types import ActionChunk, FloatArray, Observation
 from vla_ros.vision.messages import encode_image, image_stamp
 from vla_ros_lab.commission.measure import Rhythm, Track, rhythm
@@ -102,6 +105,9 @@ class ScriptedSource(ActionSource):
             parts += [f"{arm.name}.gripper"] if grips(arm) else []
         action = parse_components(" + ".join(parts), action=True)
         self.spec = PolicySpec((ImageFeature(_KEY),), (), action, dimension=0, rate_hz=1 / TICK)
+
+    def load(self, progress: Progress = no_progress) -> None:
+        progress(1.0, "nothing to load")  # ends the bar on a terminal
 
     def infer(self, observation: Observation) -> ActionChunk:
         return ActionChunk(self.motion(self._clock.steady())[None], observation.stamp)
@@ -189,7 +195,8 @@ class Heard:
 
     def measured(self, arm: str, joint: str, since: float) -> Track:
         """Return a joint's track since a time; stamps remove the jitter of the transport, not its mean."""
-        samples = [each for each in self.joints[arm, joint] if each.arrived >= since]
+        heard = self.joints[arm, joint]
+        samples = heard[bisect_left(heard, since, key=attrgetter("arrived")) :]
         times = np.array([each.arrived for each in samples])
         stamps = np.array([each.stamp for each in samples])
         if len(samples) and stamps.all() and np.all(np.diff(stamps) > 0):

@@ -8,12 +8,14 @@ import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from vla_ros.config import ArmConfig, Config
 from vla_ros.contract.state import Arm
 from vla_ros.control.clock import Clock
+from vla_ros.control.reasons import Reason
 from vla_ros.control.safety import State
 from vla_ros.errors import VlaRosError
 from vla_ros.node.policy_node import PolicyNode
@@ -29,6 +31,7 @@ _GIVES = 0.15  # rad; the most that an arm may sag at its first command, or trai
 _CREEP = 0.25  # share of the speed at which the node falls silent
 _WAIT = 10.0  # s for the first joint state, and for the node to be armed
 _DEGREES = 180 / math.pi
+_BUSY = {Reason.SUSPENDED, Reason.JOINT_STATE_STALE, Reason.JOINT_STATE_INVALID}  # of a machine that did not run
 
 
 def _nowhere(now: float) -> float:
@@ -37,6 +40,18 @@ def _nowhere(now: float) -> float:
 
 class SurpriseError(VlaRosError):
     """Something moved as nobody commanded it, or nothing moved: everything ends."""
+
+
+class Motion(NamedTuple):
+    """A joint's way out and back, and when each ramp ended."""
+
+    commanded: Track
+    measured: Track
+    ends: tuple[float, float]
+
+
+class HeldError(VlaRosError):
+    """The node held the arm for a reason of this machine, and will go on."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +72,15 @@ class Measured:
     states: dict[str, Rhythm] = field(default_factory=dict)  # by topic
     cameras: dict[str, Rhythm] = field(default_factory=dict)  # by topic
     poses: dict[tuple[str, str], float] = field(default_factory=dict)  # where each joint stood before
-    responses: dict[tuple[str, str], Response] = field(default_factory=dict)
-    curves: dict[tuple[str, str], tuple[Track, Track]] = field(default_factory=dict)  # commanded and measured
+    motions: dict[tuple[str, str], Motion] = field(default_factory=dict)
     drifts: dict[tuple[str, str], float] = field(default_factory=dict)  # rad or m while the node was silent
-    ends_after: dict[str, float] = field(default_factory=dict)  # s, by arm: when its driver ended a velocity; inf
+    coasts: dict[str, float] = field(default_factory=dict)  # s, by arm: how long it moved on after a last velocity
     grips: dict[str, Grip] = field(default_factory=dict)
     surprise: str = ""
+
+    def responses(self) -> dict[tuple[str, str], Response]:
+        """Return how each joint followed; takes too long for the thread that spins."""
+        return {name: respond(*each, RESTS) for name, each in self.motions.items()}
 
 
 class Session:
@@ -97,8 +115,9 @@ class Session:
             _nowhere  # of the moving joint: added to its goal, and the way it should be at
         )
         self._span = 0.0, 0.0  # smallest and largest way that it should have been at
-        self._ticks = False
-        self._steps = self._run()
+        self._free = _GIVES  # what the joints that are not to move may move, rad: an arm sags at its first command
+        self._ticks = self._held = False
+        self._steps: Generator[None, None, None] = self._run()
 
     def ends(self, node: PolicyNode) -> Callable[[], bool]:
         """Take the node before it is configured; return what tells that everything has ended."""
@@ -113,30 +132,58 @@ class Session:
         if self.ended or not self._node.is_active:
             return
         try:
-            if self._node.safety.state is not State.DISARMED:
-                self._watch(self._node)
-            next(self._steps)
+            held = self._watch(self._node) if self._node.safety.state is not State.DISARMED else ""
+            if held and not self._held:
+                self._steps.throw(HeldError(held))
+            else:
+                next(self._steps)
+            self._held = bool(held)
             if self._ticks:
                 self._heard.tick()
         except StopIteration:
             self.ended = self.complete = True
-        except SurpriseError as surprise:
+        except (SurpriseError, HeldError) as surprise:
             self.found.surprise, self.ended = str(surprise), True
             self._node.stop(str(surprise))
 
     # The order
 
-    def _run(self) -> Iterator[None]:
+    def _run(self) -> Generator[None, None, None]:
         yield from self._stand()
         yield from self._arm()
         for arm in self._config.arms:
-            for index, joint in enumerate(self._joints(arm)):
-                yield from self._joint(arm, index, joint)
-            yield from (self._coast(arm) if by_velocity(arm) else self._silence(arm))
+            for joint in self._joints(arm):
+                yield from self._patiently(partial(self._joint, arm, joint))
+            yield from self._patiently(partial(self._coast if by_velocity(arm) else self._silence, arm))
             if grips(arm):
-                yield from self._grip(arm)
+                yield from self._patiently(partial(self._grip, arm))
         assert self._node is not None
         self._node.enable(False)
+
+    def _patiently(self, part: Callable[[], Iterator[None]]) -> Iterator[None]:
+        """Run a part of the script; begin it anew, twice at most, if this machine was too busy meanwhile."""
+        assert self._node is not None
+        for left in (2, 1, 0):
+            try:
+                yield from part()
+                return
+            except HeldError as held:
+                if not left:
+                    raise
+                self._say(f"Again, because {held}")
+                self._home = {}
+            self._moves, self._ramp, self._expected, self._ticks = None, _nowhere, _nowhere, True
+            yield from self._until(lambda: self._node.safety.state is State.ARMED, _WAIT)  # type: ignore[union-attr]
+            self._begin_here()
+            yield from self._sleep(SETTLES)
+
+    def _begin_here(self) -> None:
+        """Begin the next motion where the arms are measured, as the node does after a hold."""
+        for arm in self._config.arms:
+            at = np.array([self._heard.now(arm.name, joint) for joint in self._joints(arm)])
+            self._goal[arm.name] = np.zeros(len(at)) if by_velocity(arm) else at
+        self._free = _GIVES
+        self._remember()
 
     def _stand(self) -> Iterator[None]:
         """Hear the standing arm: where it is, and when messages come."""
@@ -183,11 +230,8 @@ class Session:
             "Enter stops at any time.",
             "not ready",
         )
-        for arm in self._config.arms:
-            at = np.array([self._heard.now(arm.name, joint) for joint in self._joints(arm)])
-            self._goal[arm.name] = np.zeros(len(at)) if by_velocity(arm) else at
-            self._opening[arm.name] = self._openness(arm) if grips(arm) else 0.0
-        self._remember()
+        self._opening = {arm.name: self._openness(arm) if grips(arm) else 0.0 for arm in self._config.arms}
+        self._begin_here()
         self._source.motion = self._motion
         self._ticks, began = True, self._clock.steady()
         yield from self._sleep(0.5)
@@ -198,7 +242,7 @@ class Session:
             yield from self._sleep(0.2)
         yield from self._sleep(SETTLES)
 
-    def _joint(self, arm: ArmConfig, index: int, joint: str) -> Iterator[None]:
+    def _joint(self, arm: ArmConfig, joint: str) -> Iterator[None]:
         """Move one joint out and back, and measure how it follows."""
         slides = self._slides(arm.name, joint)
         way, speed = (each * (_SLIDES if slides else 1.0) for each in (self._way, self._speed))
@@ -218,6 +262,7 @@ class Session:
         named = "1 0 0" if axis is None else axis.get("xyz", "1 0 0")
         unit = f"{way * 1000:.0f} mm" if slides else f"{way * _DEGREES:.0f} degrees"
         self._say(f"{joint}: {'+' if sign > 0 else '-'}{unit} along its axis ({named}) and back.")
+        self._free = _STILL
         self._remember()
         self._moves = (arm.name, joint)
         began = self._clock.steady() + 0.3
@@ -246,14 +291,7 @@ class Session:
             raise SurpriseError(
                 f"{joint} did not move when it was commanded to: is its brake on, its driver active?"
             )
-        answer = respond(commanded, measured, (began + takes, end), RESTS)
-        self.found.responses[arm.name, joint] = answer
-        self.found.curves[arm.name, joint] = commanded, measured
-        if abs(answer.gain - 1) > 0.15:
-            raise SurpriseError(
-                f"{joint} moves {answer.gain:.3g} times as far as it is commanded to"
-                + (" (57.3: its joint states are in degrees)" if 50 < answer.gain < 65 else "")
-            )
+        self.found.motions[arm.name, joint] = Motion(commanded, measured, (began + takes, end))
         side, how = ("positive" if sign > 0 else "negative"), ("slide" if slides else "turn")
         yield from self._confirm(
             f"Did {joint} {how}, first in the {side} direction of its axis?", f"{joint} is another joint or sign"
@@ -291,9 +329,7 @@ class Session:
         self._remember()
         moved = self._heard.measured(arm.name, joint, last - 0.3)
         going = Track(moved.time, np.gradient(moved.position, moved.time)).position > speed / 2
-        delay = max(each.delay for (name, _), each in self.found.responses.items() if name == arm.name)
-        after = float(moved.time[going][-1]) - last - delay if going.any() else 0.0
-        self.found.ends_after[arm.name] = after if after < 0.9 else math.inf
+        self.found.coasts[arm.name] = float(moved.time[going][-1]) - last if going.any() else 0.0
         self._node.reconfigure(before)
 
     def _grip(self, arm: ArmConfig) -> Iterator[None]:
@@ -320,14 +356,21 @@ class Session:
 
     # What may happen meanwhile
 
-    def _watch(self, node: PolicyNode) -> None:
-        """Raise SurpriseError if a person or the node ends the motion, or a joint is where it should not be."""
+    def _watch(self, node: PolicyNode) -> str:
+        """Raise SurpriseError if a person or the node ends the motion, or a joint is where it should not be.
+
+        Returns why the node holds the arm if the reason is this machine's.
+        """
         if self._moves is not None and self._pressed():
             raise SurpriseError("a person pressed Enter")
         status = node.safety.status
         if status.state in (State.HOLDING, State.STOPPED):
             reasons = {**status.holds, **({status.stopped_by: status.detail} if status.stopped_by else {})}
             told = "; ".join(f"{reason.value}: {detail}" for reason, detail in reasons.items())
+            if status.state is State.HOLDING and Reason.SUSPENDED in reasons and reasons.keys() <= _BUSY:
+                return f"the node held the arm: {told}"
+            if self._held and reasons.keys() <= _BUSY:
+                return told
             raise SurpriseError(f"the node held the arm: {told}")
         now = self._clock.steady()
         ahead = self._expected(now)
@@ -335,8 +378,7 @@ class Session:
         for (arm, joint), home in self._home.items():
             moved, scale = self._heard.now(arm, joint) - home, _SLIDES if self._slides(arm, joint) else 1.0
             if (arm, joint) != self._moves:
-                free = _GIVES if self._moves is None and not self.found.responses else _STILL
-                if abs(moved) > free * scale:
+                if abs(moved) > self._free * scale:
                     while_what = f"while {self._moves[1]} was commanded" if self._moves else "without a command"
                     raise SurpriseError(f"{joint} moved by {moved:+.3f} {while_what}")
                 continue
@@ -355,6 +397,7 @@ class Session:
                     f"{joint} does not follow: it moved by {moved:+.3f} when commanded by {ahead:+.3f}; is "
                     "something in its way, its brake on, or another joint's command its own?"
                 )
+        return ""
 
     # Helpers
 
