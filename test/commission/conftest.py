@@ -81,7 +81,8 @@ def commission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
         output = "joint_velocity_state" if faults.get("velocity") else "joint_state"
         config.write_text(CONFIG.replace("OUTPUT", output).replace("URDF", urdf))
         if faults.get("velocity"):  # carries no fingers
-            config.write_text(config.read_text().replace("gripper: {", "gripper: {mode: none, "))
+            text = config.read_text().replace("gripper: {", "gripper: {mode: none, ")
+            config.write_text(text.replace("gripper_joint_names: [finger_left, finger_right]", ""))
         files = [word for name, file in (("output", "out.yaml"), ("report", "page.html"), ("json", "found.json"))
                  for word in (f"--{name}", str(tmp_path / file))]  # fmt: skip
         ours, theirs = pty.openpty()

@@ -89,7 +89,8 @@ def respond(commanded: Track, measured: Track, ends: tuple[float, float], dwell:
     gain = min(float(np.mean(gains)), (rests[0].mean - rests[1].mean) / way, key=lambda each: abs(each - 1))
     if abs(gain - 1) < _SAME:  # the line's slope is known, and more exactly than from a few steps of a staircase
         slopes = [(speed, when, at) for speed, (_, when, at) in zip(speeds, slopes, strict=True)]
-    step = float(np.abs(np.diff(commanded.position)).max())
+    steps = np.abs(np.diff(commanded.position))
+    step = float(np.percentile(steps[steps > 1e-9], 90))
     finest = max(3 * noise, step / 2, 1e-4)
     stops = [
         _deceleration(ramp, line, rest.mean, finest) for ramp, line, rest in zip(ramps, slopes, rests, strict=True)
@@ -123,8 +124,8 @@ def _delay(commanded: Track, measured: Track, offset: float, stick: float) -> fl
     felt = Track(commanded.time, _play(commanded.position, measured.position[0] - offset, stick))
     delays = np.arange(0.0, LONGEST_DELAY, _FINE)
     when, where = measured.time, measured.position - offset
-    misfits = [float(np.square(_in_force(felt, when - delay) - where).sum()) for delay in delays]
-    return float(delays[int(np.argmin(misfits))])
+    misfits = np.array([np.square(_in_force(felt, when - delay) - where).sum() for delay in delays])
+    return float(delays[misfits <= 1.02 * misfits.min() + 1e-12].mean())
 
 
 def _play(commands: FloatArray, start: float, half: float) -> FloatArray:

@@ -141,22 +141,29 @@ def proposals(result: Result, config: Config, arms: Mapping[str, Arm]) -> Iterat
                 f"{worst[1]}: offset {abs(answers[worst].offset):.4f}, friction {answers[worst].stick:.4f}, "
                 f"{answers[worst].delay:.3f} s at up to {speed:.3g}/s; twice that"
             )
-            yield Proposal(option, min(max(_TWICE * most, 0.006 if slides else 0.04), 10.0 if slides else 6.4), why)
+            low, high = (0.02, 10.0) if slides else (0.1, 6.4)
+            yield Proposal(option, min(max(_TWICE * most, low), high), f"{why}, {low:g} at least")
     for option, topics in (("joint_state", found.states), ("camera", found.cameras)):
-        gap = max((each.longest for each in topics.values()), default=0.0)
+        gap, now = max((each.longest for each in topics.values()), default=0.0), getattr(config.timeouts, option)
         if 0 < gap < math.inf:
-            why = f"longest gap {gap:.3g} s, five times that"
-            yield Proposal(f"timeouts.{option}", min(max(5 * gap, 0.2), 5.0), why)
+            why = f"longest gap {gap:.3g} s, three times that"
+            yield Proposal(f"timeouts.{option}", _tightened(max(3 * gap, 0.2), now, gap), f"{why}, {now:g} so far")
     for option, topics in (("joint_state_age", found.states), ("frame_age", found.cameras)):
-        age = max((abs(each.age) for each in topics.values() if not math.isnan(each.age)), default=0.0)
+        ages, now = [abs(each.age) for each in topics.values()], getattr(config.timeouts, option)
+        age = max((each for each in ages if not math.isnan(each)), default=0.0)
         if age:
-            why = f"stamps are {age:.3g} s old on arrival; 0.5 s more than twice that"
-            yield Proposal(f"timeouts.{option}", 0.5 + 2 * age, why)
+            why = f"stamps are {age:.3g} s old on arrival; 0.5 s more than twice that, {now:g} so far"
+            yield Proposal(f"timeouts.{option}", _tightened(0.5 + 2 * age, now, age), why)
     if any(map(math.isinf, result.ends_after.values())):
         yield Proposal("guard.process", True, "the driver does not end a velocity by itself")
     speeds = [grip.speed for grip in found.grips.values() if math.isfinite(grip.speed)]
     if speeds:
         yield Proposal("gripper.max_speed", min(speeds), "as fast as its fingers were measured")
+
+
+def _tightened(wanted: float, now: float, measured: float) -> float:
+    """Return a time-out that is no longer than it was (0: none), unless what was measured comes near it."""
+    return min(wanted, now) if 2 * measured < now else wanted
 
 
 def _slides(name: Name, arms: Mapping[str, Arm]) -> bool:

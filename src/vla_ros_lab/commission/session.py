@@ -379,8 +379,7 @@ class Session:
             moved, scale = self._heard.now(arm, joint) - home, _SLIDES if self._slides(arm, joint) else 1.0
             if (arm, joint) != self._moves:
                 if abs(moved) > self._free * scale:
-                    while_what = f"while {self._moves[1]} was commanded" if self._moves else "without a command"
-                    raise SurpriseError(f"{joint} moved by {moved:+.3f} {while_what}")
+                    raise SurpriseError(f"{joint} moved by {moved:+.3f}, {self._meanwhile}")
                 continue
             if moved * (self._span[0] + self._span[1]) < 0 and abs(moved) > _STILL * scale:
                 raise SurpriseError(
@@ -398,6 +397,17 @@ class Session:
                     "something in its way, its brake on, or another joint's command its own?"
                 )
         return ""
+
+    @property
+    def _meanwhile(self) -> str:
+        if self._moves is not None:
+            return f"while {self._moves[1]} was commanded to; is robot.joint_names in the controller's order?"
+        if self._free > _STILL:
+            return (
+                "at its first command, which was where it was measured; is robot.joint_names in the controller's "
+                "order, do commands and joint states have the same unit?"
+            )
+        return "without a command" if self._ticks else "though no command came: its driver does not hold it"
 
     # Helpers
 
