@@ -26,8 +26,8 @@ TICK = 0.004  # s
 class Faults:
     """What the arm does wrong: s, rad and Hz; lists have a number per joint."""
 
-    joints: list[str] = field(default_factory=lambda: [f"joint_{number}" for number in range(1, 8)])
-    home: list[float] = field(default_factory=lambda: [0.0, 0.44, 0.0, 1.83, 0.0, 0.87, 0.0])
+    joints: list[str] = field(default_factory=lambda: [f"joint_{number}" for number in range(1, 5)])
+    home: list[float] = field(default_factory=lambda: [0.3, 0.6, -0.4, 1.5])
     delay: float = 0.0  # from a command to the motion
     sag: float = 0.0  # of the second joint
     stick: float = 0.0  # of the third joint

@@ -34,6 +34,31 @@ CONFIG = """
     node: {backend: dds}
 """
 
+LIMITS = {"joint_1": (-2.8, 2.8), "joint_2": (-1.9, 1.9), "joint_3": (-2.8, 2.8), "joint_4": (0.05, 2.6)}
+
+
+def urdf() -> str:
+    """An arm of four joints and a gripper of two fingers, which the package does not ship."""
+    parts, parent = ['<robot name="four"><link name="base_link"/>'], "base_link"
+    for index, (name, (low, high)) in enumerate(LIMITS.items()):
+        parts.append(
+            f'<link name="link_{index}"/><joint name="{name}" type="revolute"><parent link="{parent}"/>'
+            f'<child link="link_{index}"/><origin xyz="0 0 0.2"/><axis xyz="0 {index % 2} {1 - index % 2}"/>'
+            f'<limit lower="{low}" upper="{high}" velocity="2.0" effort="10"/></joint>'
+        )
+        parent = f"link_{index}"
+    parts.append(
+        f'<link name="tool"/><joint name="mount" type="fixed"><parent link="{parent}"/><child link="tool"/>'
+        '<origin xyz="0 0 0.1"/></joint>'
+    )
+    fingers = [
+        f'<link name="{side}_pad"/><joint name="finger_{side}" type="prismatic"><parent link="tool"/>'
+        f'<child link="{side}_pad"/><axis xyz="0 1 0"/>'
+        '<limit lower="0" upper="0.04" velocity="0.2" effort="10"/></joint>'
+        for side in ("left", "right")
+    ]
+    return "".join([*parts, *fingers, "</robot>"])
+
 
 class Commissioned:
     """What a run of the command said and wrote."""
@@ -67,8 +92,7 @@ def commission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
         faults: dict[str, Any],
         answer: Callable[[str], str] = yes,
         words: tuple[str, ...] = (),
-        act: Callable[[subprocess.Popen[Any], str], None] = lambda process, text: None,
-        urdf: str = "demo",
+        act: Callable[[int, subprocess.Popen[Any], str], None] = lambda terminal, process, text: None,
     ) -> Commissioned:
         here = Path(__file__).parent
         driver = subprocess.Popen(
@@ -77,9 +101,10 @@ def commission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
         processes.append(driver)
         assert driver.stdout is not None
         assert driver.stdout.readline() == b"ready\n"
-        config = tmp_path / "robot.yaml"
+        config, description = tmp_path / "robot.yaml", tmp_path / "four.urdf"
+        description.write_text(urdf())
         output = "joint_velocity_state" if faults.get("velocity") else "joint_state"
-        config.write_text(CONFIG.replace("OUTPUT", output).replace("URDF", urdf))
+        config.write_text(CONFIG.replace("OUTPUT", output).replace("URDF", str(description)))
         if faults.get("velocity"):  # carries no fingers
             text = config.read_text().replace("gripper: {", "gripper: {mode: none, ")
             config.write_text(text.replace("gripper_joint_names: [finger_left, finger_right]", ""))
@@ -101,7 +126,7 @@ def commission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
             if len(questions) - 1 > asked:
                 asked += 1
                 os.write(ours, f"{answer(questions[asked - 1].splitlines()[-1])}\n".encode())
-            act(process, said)
+            act(ours, process, said)
         else:
             process.kill()
         os.close(ours)

@@ -144,7 +144,7 @@ def _chains(urdf: Urdf) -> list[list[UrdfJoint]]:
 
 
 def _is_finger(urdf: Urdf, joint: UrdfJoint) -> bool:
-    """Return True for a joint of a gripper: named like one, or with a finger as its child, and the last that moves."""
+    """Return True for a joint of a gripper: named like one, or the last that moves, with a finger as its child."""
     below = [urdf.joint(name) for name in urdf.movable_below(joint.child)]
     moving = [each for each in below if each is not None and each.mimic is None and not _FINGER.search(each.name)]
     return not moving and bool(

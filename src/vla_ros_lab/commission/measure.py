@@ -79,14 +79,12 @@ def respond(commanded: Track, measured: Track, ends: tuple[float, float], dwell:
     way = goals[0] - goals[1]
     offset, stick = (errors[0] + errors[1]) / 2, max(0.0, (errors[1] - errors[0]) / 2 * math.copysign(1, way))
     noise = max(float(rest.position.std()) for rest in rests)
-    delay = _delay(commanded, measured, offset, stick)
+    delay = _delay(commanded, measured, offset, stick if stick < abs(way) / 4 else 0.0)
     moves = _moving(commanded, *ends)
     ramps = [measured.between(begin, end + dwell) for begin, end in moves]
     slopes = [_middle(ramp) for ramp in ramps]
     speeds = [_slope(commanded.between(begin, end - 1e-9)) for begin, end in moves]
-    # By the speed, which friction does not change, or by the way, which gaps in the joint states do not change.
-    gains = [slope / speed for (slope, _, _), speed in zip(slopes, speeds, strict=True)]
-    gain = min(float(np.mean(gains)), (rests[0].mean - rests[1].mean) / way, key=lambda each: abs(each - 1))
+    gain = float(np.mean([_gain(commanded, measured, delay, begin, end) for begin, end in moves]))
     if abs(gain - 1) < _SAME:  # the line's slope is known, and more exactly than from a few steps of a staircase
         slopes = [(speed, when, at) for speed, (_, when, at) in zip(speeds, slopes, strict=True)]
     steps = np.abs(np.diff(commanded.position))
@@ -98,6 +96,12 @@ def respond(commanded: Track, measured: Track, ends: tuple[float, float], dwell:
     slowest, at_least = min(stops)
     distance = np.abs(_in_force(commanded, measured.time) - measured.position)
     return Response(gain, offset, stick, delay, float(distance.max()), slowest, at_least, noise)
+
+
+def _gain(commanded: Track, measured: Track, delay: float, begin: float, end: float) -> float:
+    """Return the slope of measured over commanded positions in a ramp's later part, where friction is overcome."""
+    moved = measured.between(begin + delay + 0.4 * (end - begin), end + delay)
+    return _slope(Track(_in_force(commanded, moved.time - delay), moved.position))
 
 
 def _in_force(commanded: Track, when: FloatArray) -> FloatArray:
@@ -120,12 +124,12 @@ def _moving(commanded: Track, *ends: float) -> list[tuple[float, float]]:
 
 
 def _delay(commanded: Track, measured: Track, offset: float, stick: float) -> float:
-    """Return the delay at which the commands, moved through friction, fit what was measured."""
+    """Return the delay at which the commands, moved through friction, fit what was measured, in whatever unit."""
     felt = Track(commanded.time, _play(commanded.position, measured.position[0] - offset, stick))
     delays = np.arange(0.0, LONGEST_DELAY, _FINE)
-    when, where = measured.time, measured.position - offset
-    misfits = np.array([np.square(_in_force(felt, when - delay) - where).sum() for delay in delays])
-    return float(delays[misfits <= 1.02 * misfits.min() + 1e-12].mean())
+    shifted = (_in_force(felt, measured.time - delay) for delay in delays)
+    misfits = 1 - np.array([np.corrcoef(each, measured.position)[0, 1] ** 2 for each in shifted])
+    return float(delays[misfits <= 1.02 * misfits.min() + 1e-9].mean())
 
 
 def _play(commands: FloatArray, start: float, half: float) -> FloatArray:
@@ -150,7 +154,7 @@ def _middle(moved: Track) -> tuple[float, float, float]:
 
 def _slope(track: Track) -> float:
     """Return the slope of the line through a track; 0 for a single point."""
-    if len(track.time) < 2:
+    if len(track.time) < 2 or not np.ptp(track.time):
         return 0.0
     return float(np.polyfit(track.time - track.time.mean(), track.position, 1)[0])
 

@@ -5,15 +5,17 @@ proposes motions to the node and nothing else: limits, collisions and watchdogs 
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping
+import queue
+import sys
+import threading
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from vla_ros.config import ArmConfig, Config
-from vla_ros.contract.state import Arm
+from vla_ros.config import ArmConfig, CameraConfig, Config
 from vla_ros.control.clock import Clock
 from vla_ros.control.reasons import Reason
 from vla_ros.control.safety import State
@@ -21,37 +23,53 @@ from vla_ros.errors import VlaRosError
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.types import FloatArray
 from vla_ros_lab.commission.measure import Response, Rhythm, Track, respond
-from vla_ros_lab.commission.motion import TICK, Heard, ScriptedSource, by_velocity, grips
+from vla_ros_lab.commission.motion import TICK, Heard, Joint, ScriptedSource, grips, joints_of
 
 STANDS, SETTLES, RESTS, SILENT = 3.0, 1.5, 1.2, 2.0
 """Seconds: hear the arm stand; let it sag after the first command; rest after a ramp; send nothing."""
-_SLIDES = 0.2  # m per rad: way and speed of a sliding joint, compared with one that turns
-_STILL = 0.03  # rad or m (times _SLIDES) that a joint may be from where it should be, besides its noise
-_GIVES = 0.15  # rad; the most that an arm may sag at its first command, or trail behind a command
+_STILL, _GIVES = 0.03, 0.15  # rad: that a joint may be from where it should be; that it may sag or trail
 _CREEP = 0.25  # share of the speed at which the node falls silent
 _WAIT = 10.0  # s for the first joint state, and for the node to be armed
+_NODE_ENDS = 0.9  # s; shortly after that, the node itself ends a velocity
 _DEGREES = 180 / math.pi
-_BUSY = {Reason.SUSPENDED, Reason.JOINT_STATE_STALE, Reason.JOINT_STATE_INVALID}  # of a machine that did not run
+_BUSY = {Reason.SUSPENDED, Reason.JOINT_STATE_STALE}  # reasons to hold of a machine that is too slow
 
-
-def _nowhere(now: float) -> float:
-    return 0.0
+Script = Generator[None, None, None]
 
 
 class SurpriseError(VlaRosError):
     """Something moved as nobody commanded it, or nothing moved: everything ends."""
 
 
-class Motion(NamedTuple):
-    """A joint's way out and back, and when each ramp ended."""
-
-    commanded: Track
-    measured: Track
-    ends: tuple[float, float]
-
-
-class HeldError(VlaRosError):
+class HeldError(SurpriseError):
     """The node held the arm for a reason of this machine, and will go on."""
+
+
+class Person:
+    """Whoever answers at the terminal; with ``yes``, every answer is yes and nobody presses anything."""
+
+    def __init__(self, *, yes: bool) -> None:
+        self._yes, self._lines = yes, queue.SimpleQueue[str]()
+        if not yes:
+            threading.Thread(target=self._read, name="answers", daemon=True).start()
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            self._lines.put(line.strip().lower())
+        self._lines.put("n")  # the terminal is gone
+
+    def pressed(self) -> bool:
+        return not self._lines.empty()
+
+    def ask(self, question: str) -> Generator[None, None, bool]:
+        while self.pressed():  # what was typed before is no answer
+            self._lines.get()
+        print(f"{question} [y/n] ", end="y\n" if self._yes else "", flush=True)
+        while not self._yes:
+            if self.pressed():
+                return self._lines.get() in ("y", "yes")
+            yield
+        return True
 
 
 @dataclass(frozen=True)
@@ -62,211 +80,182 @@ class Grip:
     opened: float
     speed: float  # between a tenth and nine tenths of the way, rad/s or m/s
     obeys: bool  # False if a person saw it open when it was told to close, or close
-    track: Track
 
 
 @dataclass
 class Measured:
-    """What was found so far; arms and joints by name."""
+    """What was found so far, by topic, joint or arm."""
 
-    states: dict[str, Rhythm] = field(default_factory=dict)  # by topic
-    cameras: dict[str, Rhythm] = field(default_factory=dict)  # by topic
-    poses: dict[tuple[str, str], float] = field(default_factory=dict)  # where each joint stood before
-    motions: dict[tuple[str, str], Motion] = field(default_factory=dict)
-    drifts: dict[tuple[str, str], float] = field(default_factory=dict)  # rad or m while the node was silent
-    coasts: dict[str, float] = field(default_factory=dict)  # s, by arm: how long it moved on after a last velocity
+    states: dict[str, Rhythm] = field(default_factory=dict)
+    cameras: dict[str, Rhythm] = field(default_factory=dict)
+    motions: dict[Joint, tuple[Track, Track, tuple[float, float]]] = field(default_factory=dict)
+    drifts: dict[Joint, float] = field(default_factory=dict)  # rad or m while the node was silent
+    coasts: dict[str, float] = field(default_factory=dict)  # s that an arm moved on after a last velocity
     grips: dict[str, Grip] = field(default_factory=dict)
+    fingers: dict[str, Track] = field(default_factory=dict)
     surprise: str = ""
 
-    def responses(self) -> dict[tuple[str, str], Response]:
-        """Return how each joint followed; takes too long for the thread that spins."""
-        return {name: respond(*each, RESTS) for name, each in self.motions.items()}
+    @cached_property
+    def responses(self) -> dict[Joint, Response]:
+        """How each joint followed; takes too long for the thread that spins."""
+        return {joint: respond(*motion, RESTS) for joint, motion in self.motions.items()}
+
+    @property
+    def ends_after(self) -> dict[str, float]:
+        """When each arm's driver ends a velocity by itself, s; infinite if it does not."""
+        late = {
+            arm: max(one.delay for each, one in self.responses.items() if each.arm == arm) for arm in self.coasts
+        }
+        found = {arm: coast - late[arm] for arm, coast in self.coasts.items()}
+        return {arm: after if after < _NODE_ENDS else math.inf for arm, after in found.items()}
+
+
+def _nowhere(now: float) -> float:
+    return 0.0
 
 
 class Session:
-    """Commissions the arms of ``node``; :meth:`step` is due every 20 ms.
+    """Commissions the arms of the node that :meth:`ends` gets, with :attr:`source` as its source.
 
-    ``ask`` shows a question and returns a function that returns None until there is an answer, then whether it was
-    yes. ``pressed`` is True if a person wants to stop.
+    Attributes:
+        found: What was measured.
+        ended: There is nothing left to do; ``complete`` if all was done.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        arms: Mapping[str, Arm],
-        source: ScriptedSource,
-        heard: Heard,
-        clock: Clock,
-        say: Callable[[str], None],
-        ask: Callable[[str], Callable[[], bool | None]],
-        pressed: Callable[[], bool],
-        speed: float,
-        way: float,
-    ) -> None:
-        self._config, self._arms, self._source, self._heard, self._clock = config, arms, source, heard, clock
-        self._say, self._ask, self._pressed, self._speed, self._way = say, ask, pressed, speed, way
-        self.found, self.ended, self.complete = Measured(), False, False
-        self._node: PolicyNode | None = None
-        self._moves: tuple[str, str] | None = None  # the joint that is to move
-        self._goal: dict[str, FloatArray] = {}  # by arm: commanded positions [N], or zeros for velocities
-        self._opening: dict[str, float] = {}  # by arm, 0 to 1
-        self._home: dict[tuple[str, str], float] = {}  # measured before a motion
-        self._ramp = self._expected = (
-            _nowhere  # of the moving joint: added to its goal, and the way it should be at
-        )
+    def __init__(self, config: Config, cameras: CameraConfig, person: Person, speed: float, way: float) -> None:
+        clock = Clock()
+        self.source, self._heard = ScriptedSource(config, clock, self._motion), Heard(config, cameras, clock)
+        self._config, self._person, self._speed, self._way = config, person, speed, way
+        self._joints, self._time, self.found = joints_of(config), clock.steady, Measured()
+        self.ended = self.complete = self._ticks = self._held = False
+        self._moves: Joint | None = None
+        self._ramp = self._expected = _nowhere  # of the moving joint: what is added to its goal, and its way
         self._span = 0.0, 0.0  # smallest and largest way that it should have been at
-        self._free = _GIVES  # what the joints that are not to move may move, rad: an arm sags at its first command
-        self._ticks = self._held = False
-        self._steps: Generator[None, None, None] = self._run()
+        self._goal: dict[Joint, float] = {}  # commanded positions, or zeros for velocities
+        self._home: dict[Joint, float] = {}  # measured before a motion
+        self._opening: dict[str, float] = {}  # by arm, 0 to 1
+        self._free = _GIVES  # rad, which the joints that are not to move may move: they sag at the first command
+        self._steps = self._run()
 
     def ends(self, node: PolicyNode) -> Callable[[], bool]:
         """Take the node before it is configured; return what tells that everything has ended."""
         self._node = node
         self._heard.listen(node.wiring)
-        node.wiring.timer(TICK, self.step)
+        node.wiring.timer(TICK, self._step)
         return lambda: self.ended
 
-    def step(self) -> None:
+    def _step(self) -> None:
         """Go on with the script, and ask the source for its next action."""
-        assert self._node is not None
         if self.ended or not self._node.is_active:
             return
         try:
-            held = self._watch(self._node) if self._node.safety.state is not State.DISARMED else ""
-            if held and not self._held:
+            held = self._watch() if self._node.safety.state is not State.DISARMED else ""
+            again, self._held = self._held, bool(held)
+            if held and not again:
                 self._steps.throw(HeldError(held))
             else:
                 next(self._steps)
-            self._held = bool(held)
             if self._ticks:
                 self._heard.tick()
         except StopIteration:
             self.ended = self.complete = True
-        except (SurpriseError, HeldError) as surprise:
+        except SurpriseError as surprise:
             self.found.surprise, self.ended = str(surprise), True
             self._node.stop(str(surprise))
 
     # The order
 
-    def _run(self) -> Generator[None, None, None]:
+    def _run(self) -> Script:
         yield from self._stand()
         yield from self._arm()
         for arm in self._config.arms:
-            for joint in self._joints(arm):
-                yield from self._patiently(partial(self._joint, arm, joint))
-            yield from self._patiently(partial(self._coast if by_velocity(arm) else self._silence, arm))
+            joints = [joint for joint in self._joints if joint.arm == arm.name]
+            for joint in joints:
+                yield from self._patiently(self._joint, joint, arm.limits.joint_margin)
+            silent = (self._coast, joints[-1]) if joints[-1].by_velocity else (self._silence, joints)
+            yield from self._patiently(*silent)
             if grips(arm):
-                yield from self._patiently(partial(self._grip, arm))
-        assert self._node is not None
+                yield from self._patiently(self._grip, arm)
         self._node.enable(False)
 
-    def _patiently(self, part: Callable[[], Iterator[None]]) -> Iterator[None]:
+    def _patiently(self, part: Callable[..., Script], *arguments: Any) -> Script:
         """Run a part of the script; begin it anew, twice at most, if this machine was too busy meanwhile."""
-        assert self._node is not None
         for left in (2, 1, 0):
             try:
-                yield from part()
+                yield from part(*arguments)
                 return
             except HeldError as held:
                 if not left:
                     raise
-                self._say(f"Again, because {held}")
-                self._home = {}
-            self._moves, self._ramp, self._expected, self._ticks = None, _nowhere, _nowhere, True
-            yield from self._until(lambda: self._node.safety.state is State.ARMED, _WAIT)  # type: ignore[union-attr]
+                print(f"Again, because {held}")
+            self._rest()
+            self._home = {}
+            yield from self._sleep(_WAIT, lambda: self._node.safety.state is State.ARMED)
             self._begin_here()
             yield from self._sleep(SETTLES)
 
-    def _begin_here(self) -> None:
-        """Begin the next motion where the arms are measured, as the node does after a hold."""
-        for arm in self._config.arms:
-            at = np.array([self._heard.now(arm.name, joint) for joint in self._joints(arm)])
-            self._goal[arm.name] = np.zeros(len(at)) if by_velocity(arm) else at
-        self._free = _GIVES
-        self._remember()
-
-    def _stand(self) -> Iterator[None]:
+    def _stand(self) -> Script:
         """Hear the standing arm: where it is, and when messages come."""
-        joints = self._all()
-        self._say(f"Listening for {STANDS:g} s; nothing moves.")
-        yield from self._until(lambda: not any(math.isnan(self._heard.now(*each)) for each in joints), _WAIT)
-        if lacking := [joint for arm, joint in joints if math.isnan(self._heard.now(arm, joint))]:
+        print(f"Listening for {STANDS:g} s; nothing moves.")
+        yield from self._sleep(_WAIT, lambda: not self._unheard())
+        if lacking := self._unheard():
             raise SurpriseError(f"no joint state has {', '.join(lacking)} within {_WAIT:g} s (robot.joint_names)")
-        since = self._clock.steady()
+        since = self._time()
         yield from self._sleep(STANDS)
-        topics = dict.fromkeys(arm.joint_states for arm in self._config.arms)
-        self.found.states = {topic: self._heard.rhythm(topic, since) for topic in topics}
-        self.found.cameras = {
-            topic: self._heard.rhythm(topic, since) for topic in self._heard.times if topic not in topics
-        }
-        self.found.poses = {each: self._heard.measured(*each, since).mean for each in joints}
-        self._check_units()
-        lines = [
-            f"  {joint:24} {at:8.3f} {unit} {f'= {at * _DEGREES:7.1f} degrees' if unit == 'rad' else ''}"
-            for (arm, joint), at in self.found.poses.items()
-            for unit in ("m" if self._slides(arm, joint) else "rad",)
-        ]
-        self._say("The driver says that the joints are at\n" + "\n".join(lines))
-        yield from self._confirm(
-            "Is each joint there, by the scale on the arm or its pendant?", "a joint is not there"
-        )
-
-    def _check_units(self) -> None:
-        """Raise SurpriseError if a joint stands where the URDF does not let it be."""
-        outside = []
-        for (arm, joint), at in self.found.poses.items():
-            low, high = self._limits(arm, joint)
-            if not low - 0.1 <= at <= high + 0.1:
-                fits = low - 0.1 <= at / _DEGREES <= high + 0.1 and not self._slides(arm, joint)
+        topics = {arm.joint_states for arm in self._config.arms}
+        rhythms = {topic: self._heard.rhythm(topic, since) for topic in self._heard.times}
+        self.found.states = {topic: each for topic, each in rhythms.items() if topic in topics}
+        self.found.cameras = {topic: each for topic, each in rhythms.items() if topic not in topics}
+        print("The driver says that the joints are at")
+        outside = list[str]()
+        for joint in self._joints:
+            at = self._heard.now(joint.key)
+            print(f"  {joint!s:24} {at:8.3f} " + ("m" if joint.slides else f"rad = {at * _DEGREES:7.1f} degrees"))
+            if not joint.low - 0.1 <= at <= joint.high + 0.1:
+                fits = joint.low - 0.1 <= at / _DEGREES <= joint.high + 0.1 and not joint.slides
                 hint = f"; in degrees it would be {at / _DEGREES:.3f} rad, which is inside" if fits else ""
-                outside.append(f"{joint} is at {at:.3f}, the URDF allows {low:.3f} to {high:.3f}{hint}")
+                outside.append(f"{joint} is at {at:.3f}, the URDF allows {joint.low:.3f} to {joint.high:.3f}{hint}")
         if outside:
             raise SurpriseError("the joint states do not fit the URDF: " + "; ".join(outside))
+        question = "Is each joint there, by the scale on the arm or its pendant?"
+        yield from self._confirm(question, "a joint is not where the driver says")
 
-    def _arm(self) -> Iterator[None]:
-        assert self._node is not None
-        yield from self._confirm(
-            "The arm will move now. Is the emergency stop in a person's hand, and nothing within 30 cm of the arm? "
-            "Enter stops at any time.",
-            "not ready",
+    def _unheard(self) -> list[str]:
+        return [str(joint) for joint in self._joints if math.isnan(self._heard.now(joint.key))]
+
+    def _arm(self) -> Script:
+        question = (
+            "The arm will move now. Is the emergency stop in a person's hand, and nothing within 30 cm of the arm?"
         )
-        self._opening = {arm.name: self._openness(arm) if grips(arm) else 0.0 for arm in self._config.arms}
+        yield from self._confirm(f"{question} Enter stops at any time.", "not ready")
+        self._opening = {arm.name: self._openness(arm) for arm in self._config.arms}
         self._begin_here()
-        self._source.motion = self._motion
-        self._ticks, began = True, self._clock.steady()
+        self._ticks, until = True, self._time() + _WAIT
         yield from self._sleep(0.5)
         while self._node.safety.state is not State.ARMED:
             why = self._node.enable(True)[1]
-            if self._clock.steady() - began > _WAIT:
+            if self._time() > until:
                 raise SurpriseError(f"the node cannot be armed: {why}")
             yield from self._sleep(0.2)
         yield from self._sleep(SETTLES)
 
-    def _joint(self, arm: ArmConfig, joint: str) -> Iterator[None]:
-        """Move one joint out and back, and measure how it follows."""
-        slides = self._slides(arm.name, joint)
-        way, speed = (each * (_SLIDES if slides else 1.0) for each in (self._way, self._speed))
-        low, high = self._limits(arm.name, joint)
-        at = self._heard.now(arm.name, joint)
-        margin = arm.limits.joint_margin + 0.02
-        room = {1.0: high - margin - at, -1.0: at - low - margin}
-        sign = max(room, key=lambda side: (room[side] >= way, room[side]))
-        if room[sign] < way / 3:
-            raise SurpriseError(
-                f"{joint} has no room to move: it is at {at:.3f}, its limits are {low:.3f} to {high:.3f}; move it "
-                "to the middle of its workspace"
-            )
+    def _joint(self, joint: Joint, margin: float) -> Script:
+        """Move one joint out and back, and record how it follows."""
+        way, speed = self._way * joint.scale, self._speed * joint.scale
+        at = self._heard.now(joint.key)
+        room = {1.0: joint.high - margin - 0.02 - at, -1.0: at - joint.low - margin - 0.02}
+        sign = max(room, key=lambda side: min(room[side], way))
         way = min(way, room[sign])
-        kinematics = self._arms[arm.name].kinematics
-        axis = kinematics.description.elements[joint].find("axis") if kinematics else None
-        named = "1 0 0" if axis is None else axis.get("xyz", "1 0 0")
-        unit = f"{way * 1000:.0f} mm" if slides else f"{way * _DEGREES:.0f} degrees"
-        self._say(f"{joint}: {'+' if sign > 0 else '-'}{unit} along its axis ({named}) and back.")
+        if way < self._way * joint.scale / 3:
+            raise SurpriseError(
+                f"{joint} has no room: it is at {at:.3f}, its limits are {joint.low:.3f} to {joint.high:.3f}"
+            )
+        unit = f"{way * 1000:.0f} mm" if joint.slides else f"{way * _DEGREES:.0f} degrees"
+        print(f"{joint}: {'+' if sign > 0 else '-'}{unit} along its axis ({joint.axis}) and back.")
         self._free = _STILL
         self._remember()
-        self._moves = (arm.name, joint)
-        began = self._clock.steady() + 0.3
-        takes = way / speed
+        since = self._time()
+        began, takes = since + 0.3, way / speed
         back, end = began + takes + RESTS, began + 2 * takes + RESTS
 
         def offset(now: float) -> float:
@@ -275,203 +264,162 @@ class Session:
         def velocity(now: float) -> float:
             return sign * speed * (float(began <= now < began + takes) - float(back <= now < end))
 
-        self._ramp, self._expected = velocity if by_velocity(arm) else offset, offset
-        since = self._clock.steady()
-        yield from self._until(lambda: self._clock.steady() >= end + RESTS, math.inf)
-        self._moves, self._ramp, self._expected = None, _nowhere, _nowhere
-        commanded, measured = (get(arm.name, joint, since) for get in (self._heard.commanded, self._heard.measured))
-        if by_velocity(arm):
+        self._moves, self._ramp, self._expected = joint, velocity if joint.by_velocity else offset, offset
+        yield from self._sleep(end + RESTS - since)
+        self._rest()
+        commanded, measured = self._heard.commanded(joint, since), self._heard.measured(joint.key, since)
+        if joint.by_velocity:
             commanded = replace(commanded, position=commanded.position + measured.position[0])
-        reach = float(np.ptp(commanded.position))
-        if reach < 0.7 * way:
-            raise SurpriseError(
-                f"{joint}: the node's limits let it move {reach:.3f} of {way:.3f} (limits.*, collision.check)"
-            )
-        if float(np.ptp(measured.position)) < way / 5:
-            raise SurpriseError(
-                f"{joint} did not move when it was commanded to: is its brake on, its driver active?"
-            )
-        self.found.motions[arm.name, joint] = Motion(commanded, measured, (began + takes, end))
-        side, how = ("positive" if sign > 0 else "negative"), ("slide" if slides else "turn")
-        yield from self._confirm(
-            f"Did {joint} {how}, first in the {side} direction of its axis?", f"{joint} is another joint or sign"
-        )
+        if np.ptp(commanded.position) < 0.7 * way:
+            raise SurpriseError(f"{joint}: limits.* or collision.check did not let it move by {way:.3f}")
+        if np.ptp(measured.position) < way / 5:
+            raise SurpriseError(f"{joint} did not move when commanded: is its brake on, its driver not active?")
+        self.found.motions[joint] = commanded, measured, (began + takes, end)
+        side, how = ("positive" if sign > 0 else "negative"), ("slide" if joint.slides else "turn")
+        question = f"Did {joint} {how}, first in the {side} direction of its axis?"
+        yield from self._confirm(question, f"{joint} is another joint or sign")
 
-    def _silence(self, arm: ArmConfig) -> Iterator[None]:
+    def _silence(self, joints: list[Joint]) -> Script:
         """Send nothing, and see whether the driver holds."""
-        self._say(f"Silent for {SILENT:g} s: does the driver hold?")
-        before = {joint: self._heard.now(arm.name, joint) for joint in self._joints(arm)}
-        self._ticks, since = False, self._clock.steady()
+        print(f"Silent for {SILENT:g} s: does the driver hold?")
+        self._ticks, since = False, self._time()
         yield from self._sleep(SILENT)
         self._ticks = True
-        for joint, at in before.items():
-            moved = self._heard.measured(arm.name, joint, since).position - at
-            self.found.drifts[arm.name, joint] = float(np.abs(moved).max())
+        for joint in joints:
+            self.found.drifts[joint] = float(np.ptp(self._heard.measured(joint.key, since).position))
 
-    def _coast(self, arm: ArmConfig) -> Iterator[None]:
+    def _coast(self, joint: Joint) -> Script:
         """Send a slow velocity once, and see when the driver ends it; the node ends it after a second."""
-        assert self._node is not None
-        joint = self._joints(arm)[-1]
-        self._say(f"One slow velocity for {joint}, then silence: does the driver end it?")
-        before = self._node.config
+        print(f"One slow velocity for {joint}, then silence: does the driver end it?")
+        before, speed, began = self._node.config, _CREEP * self._speed * joint.scale, self._time()
         self._node.reconfigure(replace(before, timeouts=replace(before.timeouts, velocity=1.0)))
-        speed = _CREEP * self._speed * (_SLIDES if self._slides(arm.name, joint) else 1.0)
         self._remember()
-        began = self._clock.steady()
-        self._moves, self._ramp = (arm.name, joint), lambda now: speed
+        self._moves, self._ramp = joint, lambda now: speed
         self._expected = lambda now: speed * min(now - began, 1.4)
         yield from self._sleep(0.3)
         self._ticks = False
         yield from self._sleep(0.1)
-        last = self._heard.commands[arm.name, joint][-1][0]
+        last = self._heard.commands[joint.key][-1][0]
         yield from self._sleep(SILENT)
-        self._moves, self._ramp, self._expected, self._ticks = None, _nowhere, _nowhere, True
+        moved = self._heard.measured(joint.key, last - 0.3)
+        going = moved.time[np.gradient(moved.position, moved.time) > speed / 2]
+        self.found.coasts[joint.arm] = float(going[-1]) - last if len(going) else 0.0
+        self._rest()
         self._remember()
-        moved = self._heard.measured(arm.name, joint, last - 0.3)
-        going = Track(moved.time, np.gradient(moved.position, moved.time)).position > speed / 2
-        self.found.coasts[arm.name] = float(moved.time[going][-1]) - last if going.any() else 0.0
         self._node.reconfigure(before)
 
-    def _grip(self, arm: ArmConfig) -> Iterator[None]:
+    def _grip(self, arm: ArmConfig) -> Script:
         """Close and open the gripper; it ends as it was, at the nearer end."""
-        gauge = arm.gripper.gauge
-        finger = gauge.joint if gauge else arm.robot.gripper_joint_names[0]
-        if math.isnan(self._heard.now(arm.name, finger)):
-            self._say(f"{finger} is in no joint state, so the gripper is not measured (gripper.measured_by).")
+        key = arm.name, self._finger(arm)[0]
+        if math.isnan(self._heard.now(key)):
+            print(f"{key[1]} is in no joint state, so the gripper is not measured (gripper.measured_by).")
             return
-        nearer, ends, tracks, obeys = round(self._opening[arm.name]), dict[int, float](), list[Track](), True
+        nearer, ends, obeys = round(self._opening[arm.name]), dict[int, float](), True
         for opening in (1 - nearer, nearer):
-            self._say(f"The gripper {'opens' if opening else 'closes'}.")
-            self._opening[arm.name], since = float(opening), self._clock.steady()
+            print(f"The gripper {'opens' if opening else 'closes'}.")
+            self._opening[arm.name], since = float(opening), self._time()
             yield from self._sleep(0.5)
-            yield from self._until(partial(self._rests, arm.name, finger), 5.0)
-            tracks.append(self._heard.measured(arm.name, finger, since))
-            ends[opening] = self._heard.now(arm.name, finger)
-            obeys &= yield from self._asked(f"Is the gripper {'open' if opening else 'closed'} now?")
-        track, start, end = tracks[1], ends[1 - nearer], ends[nearer]
-        inner = np.abs(track.position - start) / max(abs(end - start), 1e-9)
-        when = track.time[(inner > 0.1) & (inner < 0.9)]
-        speed = 0.8 * abs(end - start) / max(float(np.ptp(when)), 1e-3) if len(when) > 1 else math.nan
-        self.found.grips[arm.name] = Grip(ends[0], ends[1], speed, obeys, track)
+            yield from self._sleep(
+                5.0, lambda: bool(np.ptp(self._heard.measured(key, self._time() - 0.4).position) < 2e-3)
+            )
+            track = self.found.fingers[arm.name] = self._heard.measured(key, since)
+            ends[opening] = self._heard.now(key)
+            obeys &= yield from self._person.ask(f"Is the gripper {'open' if opening else 'closed'} now?")
+        way = abs(ends[1] - ends[0])
+        share = np.abs(track.position - ends[1 - nearer]) / max(way, 1e-9)
+        when = track.time[(share > 0.1) & (share < 0.9)]
+        speed = 0.8 * way / max(float(np.ptp(when)), 1e-3) if len(when) > 1 else math.nan
+        self.found.grips[arm.name] = Grip(ends[0], ends[1], speed, obeys)
 
     # What may happen meanwhile
 
-    def _watch(self, node: PolicyNode) -> str:
+    def _watch(self) -> str:
         """Raise SurpriseError if a person or the node ends the motion, or a joint is where it should not be.
 
         Returns why the node holds the arm if the reason is this machine's.
         """
-        if self._moves is not None and self._pressed():
+        if self._moves is not None and self._person.pressed():
             raise SurpriseError("a person pressed Enter")
-        status = node.safety.status
+        status = self._node.safety.status
         if status.state in (State.HOLDING, State.STOPPED):
-            reasons = {**status.holds, **({status.stopped_by: status.detail} if status.stopped_by else {})}
-            told = "; ".join(f"{reason.value}: {detail}" for reason, detail in reasons.items())
-            if status.state is State.HOLDING and Reason.SUSPENDED in reasons and reasons.keys() <= _BUSY:
-                return f"the node held the arm: {told}"
-            if self._held and reasons.keys() <= _BUSY:
+            told = f"the node held the arm: {self._node.safety.explain()}"
+            if status.state is State.HOLDING and status.holds.keys() <= _BUSY:
                 return told
-            raise SurpriseError(f"the node held the arm: {told}")
-        now = self._clock.steady()
-        ahead = self._expected(now)
+            raise SurpriseError(told)
+        ahead = self._expected(self._time())
         self._span = min(self._span[0], ahead), max(self._span[1], ahead)
-        for (arm, joint), home in self._home.items():
-            moved, scale = self._heard.now(arm, joint) - home, _SLIDES if self._slides(arm, joint) else 1.0
-            if (arm, joint) != self._moves:
-                if abs(moved) > self._free * scale:
-                    raise SurpriseError(f"{joint} moved by {moved:+.3f}, {self._meanwhile}")
-                continue
-            if moved * (self._span[0] + self._span[1]) < 0 and abs(moved) > _STILL * scale:
-                raise SurpriseError(
-                    f"{joint} moved the wrong way: by {moved:+.3f} when commanded by {ahead:+.3f}; commands "
-                    "and joint states have different signs"
+        for joint, home in self._home.items():
+            moved, still = self._heard.now(joint.key) - home, _STILL * joint.scale
+            said = f"{joint} moved by {moved:+.3f}"
+            if joint is not self._moves:
+                if abs(moved) > self._free * joint.scale:
+                    raise SurpriseError(f"{said}, {self._meanwhile}")
+            elif not self._span[0] - still <= moved <= self._span[1] + still:
+                times = (
+                    f"too far, {abs(moved / ahead) if ahead else math.inf:.0f} times; is one of the two in degrees?"
                 )
-            if not self._span[0] - _STILL * scale <= moved <= self._span[1] + _STILL * scale:
-                raise SurpriseError(
-                    f"{joint} moved too far: by {moved:+.3f} when commanded by {ahead:+.3f}, "
-                    f"{moved / ahead if ahead else math.inf:.0f} times; is one of the two in degrees?"
-                )
-            if abs(moved - ahead) > _GIVES * scale:
-                raise SurpriseError(
-                    f"{joint} does not follow: it moved by {moved:+.3f} when commanded by {ahead:+.3f}; is "
-                    "something in its way, its brake on, or another joint's command its own?"
-                )
+                wrong = "the wrong way; commands and joint states have different signs"
+                how = wrong if moved * sum(self._span) < 0 else times
+                raise SurpriseError(f"{said} when commanded by {ahead:+.3f}: {how}")
+            elif abs(moved - ahead) > _GIVES * joint.scale:
+                why = "is something in its way, its brake on, or another joint's command its own?"
+                raise SurpriseError(f"{said} when commanded by {ahead:+.3f}: it does not follow; {why}")
         return ""
 
     @property
     def _meanwhile(self) -> str:
-        if self._moves is not None:
-            return f"while {self._moves[1]} was commanded to; is robot.joint_names in the controller's order?"
-        if self._free > _STILL:
-            return (
-                "at its first command, which was where it was measured; is robot.joint_names in the controller's "
-                "order, do commands and joint states have the same unit?"
-            )
-        return "without a command" if self._ticks else "though no command came: its driver does not hold it"
+        if not self._ticks:
+            return "though no command came: its driver does not hold it"
+        when = f"while {self._moves} was commanded to" if self._moves else "though it was told to stay where it was"
+        return f"{when}; is robot.joint_names in the controller's order, do both have the same unit?"
 
     # Helpers
 
     def _motion(self, now: float) -> FloatArray:
         """Return what all arms are commanded at a time."""
-        numbers = list[FloatArray]()
+        numbers = list[float]()
         for arm in self._config.arms:
-            row = self._goal[arm.name].copy()
-            if self._moves is not None and self._moves[0] == arm.name:
-                row[self._joints(arm).index(self._moves[1])] += self._ramp(now)
-            numbers.append(row)
+            for joint in (each for each in self._joints if each.arm == arm.name):
+                numbers.append(self._goal[joint] + (self._ramp(now) if joint is self._moves else 0.0))
             if grips(arm):
                 closed, opened = arm.gripper.closed_value, arm.gripper.open_value
-                numbers.append(np.array([closed + self._opening[arm.name] * (opened - closed)]))
-        return np.concatenate(numbers)
+                numbers.append(closed + self._opening[arm.name] * (opened - closed))
+        return np.array(numbers)
 
-    def _joints(self, arm: ArmConfig) -> tuple[str, ...]:
-        return self._arms[arm.name].joints
+    def _begin_here(self) -> None:
+        """Begin the next motion where the arms are measured, as the node does after an arming and a hold."""
+        self._remember()
+        self._goal = {joint: 0.0 if joint.by_velocity else at for joint, at in self._home.items()}
+        self._free = _GIVES
 
-    def _all(self) -> list[tuple[str, str]]:
-        return [(arm.name, joint) for arm in self._config.arms for joint in self._joints(arm)]
+    def _remember(self) -> None:
+        self._home, self._span = {joint: self._heard.now(joint.key) for joint in self._joints}, (0.0, 0.0)
 
-    def _slides(self, arm: str, joint: str) -> bool:
-        kinematics = self._arms[arm].kinematics
-        assert kinematics is not None
-        return bool(kinematics.is_prismatic[kinematics.joint_names.index(joint)])
+    def _rest(self) -> None:
+        self._moves, self._ramp, self._expected, self._ticks = None, _nowhere, _nowhere, True
 
-    def _limits(self, arm: str, joint: str) -> tuple[float, float]:
-        kinematics = self._arms[arm].kinematics
-        assert kinematics is not None
-        index = kinematics.joint_names.index(joint)
-        return float(kinematics.position_low[index]), float(kinematics.position_high[index])
+    def _finger(self, arm: ArmConfig) -> tuple[str, float, float]:
+        """Return the joint that shows an arm's opening, and its positions when closed and open."""
+        gripper, gauge = arm.gripper, arm.gripper.gauge
+        if gauge:
+            return gauge.joint, gauge.closed, gauge.open
+        return arm.robot.gripper_joint_names[0], gripper.closed_position, gripper.open_position
 
     def _openness(self, arm: ArmConfig) -> float:
         """Return how far the gripper is open, 0 to 1; 1 where that is not measured."""
-        gauge = arm.gripper.gauge
-        finger = gauge.joint if gauge else arm.robot.gripper_joint_names[0]
-        ends = (gauge.closed, gauge.open) if gauge else (arm.gripper.closed_position, arm.gripper.open_position)
-        at = self._heard.now(arm.name, finger)
-        return 1.0 if math.isnan(at) else float(np.clip((at - ends[0]) / (ends[1] - ends[0]), 0.0, 1.0))
+        if not grips(arm):
+            return 0.0
+        name, closed, opened = self._finger(arm)
+        share = (self._heard.now((arm.name, name)) - closed) / (opened - closed)
+        return 1.0 if math.isnan(share) else float(np.clip(share, 0.0, 1.0))
 
-    def _rests(self, arm: str, joint: str) -> bool:
-        recent = self._heard.measured(arm, joint, self._clock.steady() - 0.4).position
-        return len(recent) > 2 and float(np.ptp(recent)) < 2e-3
-
-    def _remember(self) -> None:
-        self._home, self._span = {each: self._heard.now(*each) for each in self._all()}, (0.0, 0.0)
-
-    def _sleep(self, seconds: float) -> Iterator[None]:
-        until = self._clock.steady() + seconds
-        yield from self._until(lambda: self._clock.steady() >= until, math.inf)
-
-    def _until(self, ready: Callable[[], bool], patience: float) -> Iterator[None]:
-        end = self._clock.steady() + patience
-        while not ready() and self._clock.steady() < end:
+    def _sleep(self, seconds: float, ready: Callable[[], bool] = lambda: False) -> Script:
+        """Wait for some time, or until ``ready()``."""
+        until = self._time() + seconds
+        while not ready() and self._time() < until:
             yield
 
-    def _confirm(self, question: str, otherwise: str) -> Iterator[None]:
+    def _confirm(self, question: str, otherwise: str) -> Script:
         """Ask a person; raise SurpriseError unless the answer is yes."""
-        if not (yield from self._asked(question)):
+        if not (yield from self._person.ask(question)):
             raise SurpriseError(f"a person says: {otherwise}")
-
-    def _asked(self, question: str) -> Generator[None, None, bool]:
-        answer = self._ask(question)
-        while (said := answer()) is None:
-            yield
-        return said
