@@ -72,13 +72,15 @@ def prepared(config: Config) -> Config:
     for arm in config.arms:
         if arm.output in ("twist_stamped", ENVIRONMENT):
             raise ConfigError(f"control.output: found {arm.output}, which cannot move one joint alone")
-        if not arm.robot.urdf or not arm.robot.joint_names:
+        if not arm.robot.urdf or (config.robot.arms and not arm.robot.joint_names):
             raise ConfigError("robot.urdf, robot.joint_names: expected both (`vla-ros init` writes them)")
+    chain = None if config.robot.arms else make_arms(config)["arm"].joints
     velocity = config.timeouts.velocity or _VELOCITY
     mode = "none" if config.gripper.mode == "none" else "continuous"
     return replace(
         config,
         policy=replace(config.policy, instruction="commission"),
+        robot=replace(config.robot, joint_names=chain) if chain else config.robot,
         camera=CameraConfig((_TOPIC,), (_KEY,), width=(1,), height=(1,)),
         control=replace(config.control, armed=False, rate_hz=1 / TICK, command_rate_hz=0.0, schedule="sync"),
         timeouts=replace(config.timeouts, camera=_NEVER, velocity=velocity),
