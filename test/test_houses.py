@@ -83,6 +83,20 @@ def test_a_policy_that_needs_no_model_runs_without_torch_and_the_other_houses(tm
     assert "image" in run(ROBOT_NEEDS_NOT, RUN.format(command=command))
 
 
+LAUNCH_NEEDS_NOT = ("cv2", "PIL", "simplejpeg", "rich", "pinocchio", *ROBOT_NEEDS_NOT[:4])
+
+
+@pytest.mark.parametrize("checkpoint", ["demo", "demo-pi"])
+def test_a_launch_process_plans_the_demo_with_what_the_python_of_ros_has(checkpoint: str) -> None:
+    """``demo.launch.py`` failed with "No module named 'cv2'" where OpenCV is in the node's environment only."""
+    plan = "from vla_ros_lab.eval.arguments import parse, plan_demo\n"
+    plan += f"plan_demo(parse('--checkpoint', {checkpoint!r}))\n"
+    names = [name for name in modules("vla_ros") if name.startswith("vla_ros.launching")]
+    assert len(names) > 4
+    launches = [*names, "vla_ros_lab.launches"]
+    run(LAUNCH_NEEDS_NOT, plan + IMPORT_ALL.format(names=launches, optional={"launch", "launch_ros"}))
+
+
 def test_doctor_names_a_house_that_cannot_be_imported() -> None:
     found = run(("vla_ros_lab",), RUN.format(command=["doctor"]), status=1)
     assert "house laboratory" in found

@@ -13,11 +13,12 @@ from vla_ros.execution.source import PolicySource
 from vla_ros.graph import open_graph
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros_lab.eval import command
-from vla_ros_lab.eval.arguments import Plan, episode_options, make_table, parse, plan_demo
+from vla_ros_lab.eval.arguments import Plan, parse, plan_demo
 from vla_ros_lab.eval.graph import GraphPort
 from vla_ros_lab.eval.port import SIMULATED, NodePort
 from vla_ros_lab.eval.results import steadiness
 from vla_ros_lab.eval.runner import EpisodeOptions, EpisodeRunner
+from vla_ros_lab.eval.scene import episode_options, make_table
 from vla_ros_models.checkpoint_files import checkpoint_folder, read_manifest
 from vla_ros_models.pi.policy import PiPolicy
 

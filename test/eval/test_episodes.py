@@ -15,11 +15,12 @@ from vla_ros.graph.node import Graph
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.policies import Session
 from vla_ros.types import ActionChunk, Observation
-from vla_ros_lab.eval.arguments import LOCKSTEP_OPTIONS, make_table, parse, plan_demo
+from vla_ros_lab.eval.arguments import LOCKSTEP_OPTIONS, parse, plan_demo
 from vla_ros_lab.eval.command import free_domain
 from vla_ros_lab.eval.graph import GraphPort
 from vla_ros_lab.eval.port import LOCKSTEP, WALL, NodePort, PolicyFailedError
 from vla_ros_lab.eval.runner import EpisodeOptions, EpisodeRunner
+from vla_ros_lab.eval.scene import make_table
 from vla_ros_lab.sim.expert import ACTIONS, ExpertPolicy
 from vla_ros_lab.sim.table import TableEnvironment, TableOptions
 from vla_ros_lab.sim.world import TableTop

@@ -13,10 +13,11 @@ from vla_ros.errors import ConfigError
 from vla_ros.execution.source import PolicySource
 from vla_ros.policies import Session
 from vla_ros.types import ActionChunk, Observation
-from vla_ros_lab.eval.arguments import episode_options, make_table, mode_of, parse, plan_demo
+from vla_ros_lab.eval.arguments import mode_of, parse, plan_demo
 from vla_ros_lab.eval.port import SIMULATED, NodePort, PolicyFailedError
 from vla_ros_lab.eval.results import Score, steadiness
 from vla_ros_lab.eval.runner import EpisodeRunner
+from vla_ros_lab.eval.scene import episode_options, make_table
 from vla_ros_lab.sim.expert import ExpertPolicy
 
 CHUNKS = ("--actions", "joint_position", "-p", "policy.horizon:=16", "-p", "control.rate_hz:=20.0")

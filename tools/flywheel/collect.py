@@ -19,7 +19,8 @@ from tools.train.evaluate import words_of
 from vla_ros.errors import VlaRosError
 from vla_ros.execution.source import PolicySource
 from vla_ros.policies.base import create
-from vla_ros_lab.eval.arguments import episode_options, make_table, parse, plan_demo
+from vla_ros_lab.eval.arguments import parse, plan_demo
+from vla_ros_lab.eval.scene import episode_options, make_table
 
 KINDS = ("corrected", "demonstrated", "autonomous")
 JOURNAL = "episodes.json"

@@ -1,4 +1,7 @@
-"""Arguments of ``vla-ros demo``, and the options derived from them for policy node, world and episodes."""
+"""Arguments of ``vla-ros demo``, and the policy node's options that follow from them.
+
+``demo.launch.py`` evaluates them in the launch process, whose Python may have neither OpenCV nor MuJoCo.
+"""
 
 import argparse
 import os
@@ -14,11 +17,8 @@ from vla_ros.config.loading import assignment, parse_assignment
 from vla_ros.config.show import add_config_arguments, number
 from vla_ros.errors import ConfigError
 from vla_ros.policies.base import policy_of
-from vla_ros_lab.eval.runner import EpisodeOptions
-from vla_ros_lab.sim.expert import ACTIONS, RATE_HZ
-from vla_ros_lab.sim.table import TableEnvironment, TableOptions
+from vla_ros_lab.sim.expert import ACTIONS
 from vla_ros_lab.sim.tasks import SLOTS
-from vla_ros_lab.sim.world import TableTop, WorldOptions
 
 # An inference takes no time in lockstep, so there is nothing to gain from inferring ahead.
 LOCKSTEP_OPTIONS = ("node.clock:=inputs", "control.schedule:=sync")
@@ -29,7 +29,8 @@ CONTROLS = {"bump": 0.0, "dim": 1.0, "camera_turn": 0.0, "blank": False, "shuffl
 """Arguments that make the task harder or show what a policy relies on, and their defaults."""
 _FINGERS_APART = ("gripper.output:=joint_state", "control.output:=joint_velocity_state")
 _MAX_THREADS = 8  # more do not speed up a model as small as the demo's
-_TASKS = {"pick": ("pick",), "push": ("push_left", "push_right"), "all": ("pick", "push_left", "push_right")}
+TASKS = {"pick": ("pick",), "push": ("push_left", "push_right"), "all": ("pick", "push_left", "push_right")}
+"""Tasks of a scene, by ``--task``."""
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--simulated-time", "one process, on a clock that stops during an inference (default with --delay-ms)"),
     ):
         modes.add_argument(name, action="store_true", help=text)
-    add("--task", choices=sorted(_TASKS), default="pick", help="kind of task (default pick)")
+    add("--task", choices=sorted(TASKS), default="pick", help="kind of task (default pick)")
     counts = range(1, SLOTS + 1)
     add("--objects", type=int, choices=counts, metavar="N", help="objects on the table (default 3 or 4)")
     add("--camera-hz", type=decimal, metavar="HZ", help="camera rate outside lockstep (default control.rate_hz)")
@@ -166,22 +167,3 @@ def _reset_statistics(files: Sequence[Path], chosen: Sequence[str]) -> list[str]
     given = {parse_assignment(text)[0] for text in chosen}.union(*(read_file(file) for file in files[1:]))
     same = now.name != usual.name or getattr(now, "checkpoint", "") == getattr(usual, "checkpoint", "")
     return [] if same or "policy.unnorm_key" in given else ["policy.unnorm_key:="]
-
-
-def make_table(arguments: argparse.Namespace, config: Config) -> TableEnvironment:
-    width, height, tasks = config.camera.width[0], config.camera.height[0], _TASKS[arguments.task]
-    how = {"camera_gain": arguments.dim, "camera_turn": arguments.camera_turn, "bump": arguments.bump}
-    size = {"arms": len(config.arms), "objects": arguments.objects or 0}
-    world = WorldOptions(width, height, tasks, rate_hz=rate_of(config), **how, **size)
-    return TableEnvironment(TableTop(world), TableOptions(arguments.blank, arguments.shuffle, arguments.switch_at))
-
-
-def rate_of(config: Config) -> float:
-    """Return the control steps per second of simulated time."""
-    return max(config.control.rate_hz, 0.0) or RATE_HZ
-
-
-def episode_options(arguments: argparse.Namespace, config: Config) -> EpisodeOptions:
-    rate_hz = rate_of(config)
-    steps, camera_hz = arguments.max_steps or round(8 * rate_hz), arguments.camera_hz or rate_hz
-    return EpisodeOptions(steps, arguments.step_timeout, camera_hz)

@@ -36,21 +36,13 @@ from vla_ros.errors import MissingDependencyError, printable
 from vla_ros.files import read_json_value, save_text
 from vla_ros.graph.launcher import end_with_launcher
 from vla_ros_lab.eval import report
-from vla_ros_lab.eval.arguments import (
-    CONTROLS,
-    Plan,
-    add_arguments,
-    episode_options,
-    make_table,
-    mode_of,
-    plan_demo,
-    rate_of,
-)
+from vla_ros_lab.eval.arguments import CONTROLS, Plan, add_arguments, mode_of, plan_demo
 from vla_ros_lab.eval.command import CommandProcess, private_graph
 from vla_ros_lab.eval.port import LOCKSTEP, SIMULATED, WALL, NodePort, PolicyFailedError, Port
 from vla_ros_lab.eval.progress import ProgressList
 from vla_ros_lab.eval.results import Score, motion_of, summary_of
 from vla_ros_lab.eval.runner import EpisodeRunner
+from vla_ros_lab.eval.scene import episode_options, make_table, rate_of
 from vla_ros_lab.report import charts, page
 from vla_ros_lab.report.versions import versions
 from vla_ros_lab.sim.environment import Environment
