@@ -84,7 +84,9 @@ def respond(commanded: Track, measured: Track, ends: tuple[float, float], dwell:
     ramps = [measured.between(begin, end + dwell) for begin, end in moves]
     slopes = [_middle(ramp) for ramp in ramps]
     speeds = [_slope(commanded.between(begin, end - 1e-9)) for begin, end in moves]
-    gain = float(np.mean([_gain(commanded, measured, delay, begin, end) for begin, end in moves]))
+    # By the ramps, which friction does not change, or by the whole way, which noise changes less.
+    gains = [_gain(commanded, measured, delay, begin, end) for begin, end in moves]
+    gain = min(float(np.mean(gains)), (rests[0].mean - rests[1].mean) / way, key=lambda each: abs(each - 1))
     if abs(gain - 1) < _SAME:  # the line's slope is known, and more exactly than from a few steps of a staircase
         slopes = [(speed, when, at) for speed, (_, when, at) in zip(speeds, slopes, strict=True)]
     steps = np.abs(np.diff(commanded.position))

@@ -40,7 +40,7 @@ def surprise_of(found: Measured) -> str:
     """Return what ended everything, or names a joint whose commands and joint states have different units."""
     for joint, one in found.responses.items():
         if abs(one.gain - 1) > _SAME and not found.surprise:
-            return f"{joint} moves {one.gain:.3g} times as far as commanded (57.3: its joint states are in degrees)"
+            return f"{joint} moves {one.gain:.3g} times as far as commanded (57.3 would be degrees)"
     return found.surprise
 
 

@@ -7,9 +7,10 @@ from vla_ros.config import load
 from vla_ros.config.files import config_file
 from vla_ros.graph import open_graph
 from vla_ros.graph.launcher import end_with_launcher
-from vla_ros_lab.eval.arguments import make_table, parse
+from vla_ros_lab.eval.arguments import parse
 from vla_ros_lab.eval.graph import GraphPort
 from vla_ros_lab.eval.port import WALL
+from vla_ros_lab.eval.scene import make_table
 
 _CAMERA_TICKS = 5  # an image every 0.1 s
 
