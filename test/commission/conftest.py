@@ -109,6 +109,8 @@ def commission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
         processes.append(driver)
         assert driver.stdout is not None
         assert driver.stdout.readline() == b"ready\n"
+        for old in ("out.yaml", "page.html", "found.json"):
+            (tmp_path / old).unlink(missing_ok=True)
         config, description = tmp_path / "robot.yaml", tmp_path / "four.urdf"
         description.write_text(urdf())
         output = "joint_velocity_state" if faults.get("velocity") else "joint_state"

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     seen = look(arguments.backend)
     text = write(urdf, arms, seen, arguments)
     save_text(arguments.output, text)
-    print(f"{arguments.output}: {text.count('GUESS')} guesses to check, each with a comment; then:")
+    print(f"{arguments.output}: {text.count('# GUESS')} guesses to check, each with a comment; then:")
     print(f"  vla-ros run --config {arguments.output} --dry-run")
     print(f"  vla-ros commission --config {arguments.output}")
     return 0

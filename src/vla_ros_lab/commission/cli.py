@@ -64,8 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
     found, title = session.found, f"Commissioning of {arguments.config[0].stem}"
     surprise, told = result.surprise_of(found), [*result.findings(found, given)]
     proposed = [] if surprise else [*result.proposals(found, given)]
-    for line in (*told, *proposed):
-        print(*map(str, line), sep="; ")
+    for what, text, fix in told:
+        print(f"{what}: {text}; {fix}")
+    for name, value, why in proposed:
+        print(f"{name}: {value:.3g} ({why})")
     if arguments.json:
         save_text(arguments.json, json.dumps(result.to_json(found, told, proposed), indent=1) + "\n")
     if arguments.report:

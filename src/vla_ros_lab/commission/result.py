@@ -15,7 +15,7 @@ from vla_ros_lab.report import charts, page
 _SAGS, _STICKS, _LATE, _NOISY = 0.02, 0.005, 0.1, 0.002  # rad or m, and s: from here on it is worth a finding
 _SLOW, _UNEVEN = 30.0, 1.0  # Hz; share of a period
 _APART, _DRIFTS = 0.1, 0.02  # s between two clocks; rad or m in silence
-_SAME = 0.15  # share by which the unit of commands and joint states may differ
+_SAME = 0.25  # share by which the unit of commands and joint states may differ
 _HALF, _TWICE, _GAPS = 0.5, 2.0, 3.0  # the margins
 _LAGS = "limits.following_error covers it"
 
@@ -154,15 +154,18 @@ def _trail(joint: Joint, one: Response, config: Config) -> tuple[float, str]:
 def to_yaml(proposed: Sequence[Proposal], told: Sequence[Finding], title: str) -> str:
     """Return the proposals as a parameter file, to be given after the robot's own."""
     lines = [f"# {title}", "# Give it after the robot's file: --config ROBOT.yaml --config THIS.yaml"]
-    lines += [f"# Found: {what}: {found}. {fix[:1].upper()}{fix[1:]}." for what, found, fix in told]
+    lines += [f"# Found: {what}: {found}; {fix}" for what, found, fix in told]
     lines += ["/**:", "  ros__parameters:"]
     for name, value, why in proposed:
         section, _, leaf = name.partition(".")
         if f"    {section}:" not in lines:
             lines.append(f"    {section}:")
-        shown = float(f"{value:.3g}") if isinstance(value, float) else value
-        lines += [f"      # {why}", f"      {leaf}: {dump_yaml(shown)}"]
+        lines += [f"      # {why}", f"      {leaf}: {_rounded(value)}"]
     return "\n".join(lines) + "\n"
+
+
+def _rounded(value: Any) -> str:
+    return dump_yaml(float(f"{value:.3g}") if isinstance(value, float) else value)
 
 
 def to_json(found: Measured, told: Sequence[Finding], proposed: Sequence[Proposal]) -> dict[str, Any]:
@@ -205,7 +208,7 @@ def to_html(found: Measured, told: Sequence[Finding], proposed: Sequence[Proposa
         curves.append(charts.lines(series, title=f"gripper of {arm}", x_label="s"))
     level = "bad" if surprise else "warn" if told else "good"
     headline = f"Stopped: {surprise}" if surprise else f"{len(told) or 'no'} findings"
-    options = [(name, dump_yaml(value), why) for name, value, why in proposed]
+    options = [(name, _rounded(value), why) for name, value, why in proposed]
     figures = to_json(found, told, proposed)
     body = [
         page.verdict(level, headline, [f"{what}: {text}; {fix}" for what, text, fix in told]),

@@ -167,7 +167,7 @@ class Session:
 
     def _run(self) -> Script:
         yield from self._stand()
-        yield from self._arm()
+        yield from self._patiently(self._arm)
         for arm in self._config.arms:
             joints = [joint for joint in self._joints if joint.arm == arm.name]
             for joint in joints:
@@ -219,15 +219,15 @@ class Session:
             raise SurpriseError("the joint states do not fit the URDF: " + "; ".join(outside))
         question = "Is each joint there, by the scale on the arm or its pendant?"
         yield from self._confirm(question, "a joint is not where the driver says")
+        ready = (
+            "The arm will move now. Is the emergency stop in a person's hand, and nothing within 30 cm of the arm?"
+        )
+        yield from self._confirm(f"{ready} Enter stops at any time.", "not ready")
 
     def _unheard(self) -> list[str]:
         return [str(joint) for joint in self._joints if math.isnan(self._heard.now(joint.key))]
 
     def _arm(self) -> Script:
-        question = (
-            "The arm will move now. Is the emergency stop in a person's hand, and nothing within 30 cm of the arm?"
-        )
-        yield from self._confirm(f"{question} Enter stops at any time.", "not ready")
         self._opening = {arm.name: self._openness(arm) for arm in self._config.arms}
         self._begin_here()
         self._ticks, until = True, self._time() + _WAIT
