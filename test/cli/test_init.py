@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from test.command import vla_ros
+from tools.robots import descriptions as robots
+from vla_ros.cli.init import find_arms
 from vla_ros.config import Config, load
 from vla_ros.config.files import config_file
 from vla_ros.kinematics.urdf import DEMO, read_urdf, resolve
@@ -89,26 +91,32 @@ def test_which_of_two_chains_is_the_arm_is_refused_with_the_candidates(tmp_path:
     assert "--tip: found 'c_link'" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["demo"])
-def test_the_joints_are_those_of_the_shipped_configuration(tmp_path: Path, name: str) -> None:
-    config = written(tmp_path, resolve(DEMO).read_text(encoding="utf-8"))
-    shipped = load([config_file(name)], ["policy.name:=hold"])
-    assert config.robot.joint_names == shipped.robot.joint_names
-    assert config.robot.tip_frame == shipped.robot.tip_frame
-    assert config.robot.base_frame == shipped.robot.base_frame
+def test_the_simulated_arm_is_described_as_in_its_configuration(tmp_path: Path) -> None:
+    config, shipped = written(tmp_path, resolve(DEMO).read_text(encoding="utf-8")), load([config_file("demo")])
+    for option in ("joint_names", "tip_frame", "base_frame"):
+        assert getattr(config.robot, option) == getattr(shipped.robot, option)
     assert set(config.robot.gripper_joint_names) == set(shipped.robot.gripper_joint_names)
     assert (config.gripper.open_position, config.gripper.closed_position) == (0.04, 0.0)
 
 
-def test_a_person_at_a_terminal_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vla_ros.cli import init
+@pytest.mark.parametrize("name", ["ur5e", "fr3", "xarm7", "so101"])
+def test_joints_base_and_fingers_are_those_of_the_shipped_configurations(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "arm.urdf"
+    file.write_text(robots.urdf(name))
+    [arm], [shipped] = find_arms(read_urdf(str(file))), load([config_file(name)]).arms
+    assert arm.joints == shipped.robot.joint_names
+    assert arm.base == shipped.robot.base_frame
+    assert shipped.robot.tip_frame in (arm.tip, "link_tcp"), "xArm without its gripper has no link_tcp"
+    assert arm.fingers[0].name == shipped.robot.gripper_joint_names[0]
 
+
+def test_a_person_at_a_terminal_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "arm.urdf"
     file.write_text(description(chain("a_", 6) | chain("b_", 6)))
     answers = iter(["3", "no", "2"])
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda prompt: next(answers))
-    [arm] = init.find_arms(read_urdf(str(file)))
+    [arm] = find_arms(read_urdf(str(file)))
     assert arm.joints == tuple(chain("b_", 6))
 
 

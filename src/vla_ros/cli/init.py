@@ -23,7 +23,7 @@ from vla_ros.files import check_output, save_text
 from vla_ros.kinematics.urdf import Urdf, UrdfJoint, read_urdf
 
 _FINGER = re.compile(
-    r"finger|grip|jaw|knuckle|claw|thumb|(?:^|_)(?:hand|index|middle|ring|little|pinky)_", re.IGNORECASE
+    r"finger|grip|jaw|knuckle|claw|thumb|drive_joint|(?:^|_)(?:hand|index|middle|ring|little|pinky)_", re.IGNORECASE
 )
 _TIPS = ("grasp", "tcp", "gripper_frame", "ee_gripper", "tool0", "end_effector", "tool", "ee", "flange", "hand")
 _BASES = ("base_link", "link_base", "link0", "link_0", "base")

@@ -209,11 +209,15 @@ def to_html(found: Measured, told: Sequence[Finding], proposed: Sequence[Proposa
     level = "bad" if surprise else "warn" if told else "good"
     headline = f"Stopped: {surprise}" if surprise else f"{len(told) or 'no'} findings"
     options = [(name, _rounded(value), why) for name, value, why in proposed]
-    figures = to_json(found, told, proposed)
+    answers = [{"joint": str(joint), **asdict(one)} for joint, one in found.responses.items()]
+    rhythms = [{"topic": topic, **asdict(one)} for topic, one in {**found.states, **found.cameras}.items()]
+    tables = [page.mapped(rows, {name: name for name in rows[0]}) for rows in (answers, rhythms) if rows]
     body = [
         page.verdict(level, headline, [f"{what}: {text}; {fix}" for what, text, fix in told]),
         page.section("Curves", page.cards(curves), "Positions in radians or metres."),
         page.section("Options", page.table(("option", "value", "why"), options)),
-        page.section("Figures", page.facts({name: each for name, each in figures.items() if name != "findings"})),
+        page.section(
+            "Figures", tables, "Radians or metres, and seconds; docs/commissioning.md says what each means."
+        ),
     ]
     return page.document(title, "Measured at low speed, one joint after the other.", body, "vla-ros commission")
