@@ -82,7 +82,7 @@ def respond(commanded: Track, measured: Track, ends: tuple[float, float], dwell:
     delay = _delay(commanded, measured, offset, stick if stick < abs(way) / 4 else 0.0)
     moves = _moving(commanded, *ends)
     ramps = [measured.between(begin, end + dwell) for begin, end in moves]
-    slopes = [_middle(ramp) for ramp in ramps]
+    slopes = [middle(ramp) for ramp in ramps]
     speeds = [_slope(commanded.between(begin, end - 1e-9)) for begin, end in moves]
     # By the ramps, which friction does not change, or by the whole way, which noise changes less.
     gains = [_gain(commanded, measured, delay, begin, end) for begin, end in moves]
@@ -143,15 +143,15 @@ def _play(commands: FloatArray, start: float, half: float) -> FloatArray:
     return felt
 
 
-def _middle(moved: Track) -> tuple[float, float, float]:
-    """Return the line through the middle half of a ramp: slope, and a time and position on it."""
+def middle(moved: Track) -> tuple[float, float, float]:
+    """Return the line through the middle half of a way: slope, and a time and position on it."""
     start, end = moved.position[0], moved.position[-5:].mean()
     share = (moved.position - start) / (end - start) if abs(end - start) > 1e-9 else np.zeros(len(moved.time))
     rows = np.flatnonzero((share > 0.25) & (share < 0.75))
     if len(rows) < 2:  # too fast for the rate of its joint states
         rows = np.unique(np.clip([np.argmax(share > 0.25) - 1, np.argmax(share > 0.25)], 0, len(share) - 1))
-    middle = Track(moved.time[rows], moved.position[rows])
-    return _slope(middle), float(middle.time.mean()), middle.mean
+    half = Track(moved.time[rows], moved.position[rows])
+    return _slope(half), float(half.time.mean()), half.mean
 
 
 def _slope(track: Track) -> float:

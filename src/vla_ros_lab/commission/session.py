@@ -22,7 +22,7 @@ from vla_ros.control.safety import State
 from vla_ros.errors import VlaRosError
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.types import FloatArray
-from vla_ros_lab.commission.measure import Response, Rhythm, Track, respond
+from vla_ros_lab.commission.measure import Response, Rhythm, Track, middle, respond
 from vla_ros_lab.commission.motion import TICK, Heard, Joint, ScriptedSource, grips, joints_of
 
 STANDS, SETTLES, RESTS, SILENT = 3.0, 1.5, 1.2, 2.0
@@ -78,7 +78,7 @@ class Grip:
 
     closed: float
     opened: float
-    speed: float  # between a tenth and nine tenths of the way, rad/s or m/s
+    speed: float  # in the middle of its way, rad/s or m/s
     obeys: bool  # False if a person saw it open when it was told to close, or close
 
 
@@ -325,11 +325,7 @@ class Session:
             track = self.found.fingers[arm.name] = self._heard.measured(key, since)
             ends[opening] = self._heard.now(key)
             obeys &= yield from self._person.ask(f"Is the gripper {'open' if opening else 'closed'} now?")
-        way = abs(ends[1] - ends[0])
-        share = np.abs(track.position - ends[1 - nearer]) / max(way, 1e-9)
-        when = track.time[(share > 0.1) & (share < 0.9)]
-        speed = 0.8 * way / max(float(np.ptp(when)), 1e-3) if len(when) > 1 else math.nan
-        self.found.grips[arm.name] = Grip(ends[0], ends[1], speed, obeys)
+        self.found.grips[arm.name] = Grip(ends[0], ends[1], abs(middle(track)[0]), obeys)
 
     # What may happen meanwhile
 
