@@ -179,8 +179,8 @@ class Session:
         self._node.enable(False)
 
     def _patiently(self, part: Callable[..., Script], *arguments: Any) -> Script:
-        """Run a part of the script; begin it anew, twice at most, if this machine was too busy meanwhile."""
-        for left in (2, 1, 0):
+        """Run a part of the script; begin it anew, four times at most, if this machine was too busy meanwhile."""
+        for left in range(4, -1, -1):
             try:
                 yield from part(*arguments)
                 return
