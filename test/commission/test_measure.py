@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vla_ros.types import FloatArray
-from vla_ros_lab.commission.measure import Response, Track, respond, rhythm
+from vla_ros_lab.commission.measure import JointResponse, Track, measure_motion, rhythm
 
 SPEED, WAY, DWELL, BEGAN = 0.2, 0.15, 1.2, 0.5
 TAKES = WAY / SPEED
@@ -28,7 +28,7 @@ def measure(
     rate: float = 100.0,
     jitter: float = 0.0,
     gain: float = 1.0,
-) -> Response:
+) -> JointResponse:
     """Let a joint follow commands at 50 Hz, and measure it at a rate."""
     rng, tick = np.random.default_rng(0), 0.001
     commanded = Track(times := np.arange(0, BEGAN + 2 * TAKES + 2 * DWELL + 0.1, 0.02), target(times))
@@ -44,7 +44,7 @@ def measure(
     seen = seen[seen < ticks[-1]]
     shown = gain * np.interp(seen, ticks, positions) + noise * rng.standard_normal(len(seen))
     ends = BEGAN + TAKES, BEGAN + 2 * TAKES + DWELL
-    return respond(commanded, Track(seen, shown), ends, DWELL)
+    return measure_motion(commanded, Track(seen, shown), ends, DWELL)
 
 
 def _at_once(error: float) -> float:

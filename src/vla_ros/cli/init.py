@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def choose(option: str, what: str, candidates: Collection[str]) -> str:
+def choose_one(option: str, what: str, candidates: Collection[str]) -> str:
     """Return the candidate that a person chooses on a terminal; raises ConfigError where nobody can."""
     listed = [*candidates]
     if not sys.stdin.isatty():
@@ -123,7 +123,7 @@ def find_arms(urdf: Urdf, tip: str = "") -> tuple[FoundArm, ...]:
     if len(named) == len(chains) == 2:
         return tuple(_arm(urdf, name, chain, "") for name, chain in sorted(named.items()))
     ends = {chain[-1].child: chain for chain in chains}
-    end = choose("--tip", f"{urdf.path} has {len(chains)} chains of joints, which is the arm", ends)
+    end = choose_one("--tip", f"{urdf.path} has {len(chains)} chains of joints, which is the arm", ends)
     return (_arm(urdf, "arm", ends[end], ""),)
 
 
@@ -359,7 +359,7 @@ def _topics(
     if not command and (sided or candidates):
         possible = sided or candidates
         named = [*possible]
-        command = named[0] if len(named) == 1 else choose("--command", f"which topic moves {arm.name}", named)
+        command = named[0] if len(named) == 1 else choose_one("--command", f"which topic moves {arm.name}", named)
     if not command:
         command = f"/{arm.name}/joint_command"
         lines.append(
@@ -370,7 +370,7 @@ def _topics(
     means = [kind] if kind else [*_COMMANDS.get(seen.commands.get(command, ""), ())]
     if len(means) != 1:
         what = f"{command} takes {seen.commands.get(command, 'a type that the graph does not show')}"
-        kind = choose("--control-output", f"{what}, whose unit is not in the message", means or OUTPUTS)
+        kind = choose_one("--control-output", f"{what}, whose unit is not in the message", means or OUTPUTS)
         means = [kind]
     lines.append(f"command: {dump_yaml(command)}")
     if arm.fingers and means[0] in ARM_OUTPUTS:

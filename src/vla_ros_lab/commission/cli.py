@@ -26,8 +26,9 @@ from vla_ros.graph.names import parse_ros_arguments
 from vla_ros.kinematics.urdf import DEMO
 from vla_ros.node.run import check_topics, serve
 from vla_ros_lab.commission import result
+from vla_ros_lab.commission.answers import Person
 from vla_ros_lab.commission.motion import prepared
-from vla_ros_lab.commission.session import Person, Session
+from vla_ros_lab.commission.session import Commissioning
 from vla_ros_lab.eval.command import private_graph
 
 
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     given = load(arguments.config, [*arguments.param, "policy.name:=hold"])
     check_topics(given, parse_ros_arguments([]))
     config, person = prepared(given), Person(yes=arguments.yes)
-    session = Session(config, given.camera, person, arguments.speed, arguments.way)
+    session = Commissioning(config, given.camera, person, arguments.speed, arguments.way)
     with simulation(simulated):
         status = serve(config, source=session.source, ends=session.ends)
     if not session.ended:
@@ -69,13 +70,13 @@ def run(arguments: argparse.Namespace) -> int:
     for name, value, why in proposed:
         print(f"{name}: {value:.3g} ({why})")
     if arguments.json:
-        save_text(arguments.json, json.dumps(result.to_json(found, told, proposed), indent=1) + "\n")
+        save_text(arguments.json, json.dumps(result.figures_of(found, told, proposed), indent=1) + "\n")
     if arguments.report:
         save_text(arguments.report, result.to_html(found, told, proposed, title))
     if surprise:
         return _fail(1, f"stopped: {surprise}")
     if arguments.output:
-        save_text(arguments.output, result.to_yaml(proposed, told, title))
+        save_text(arguments.output, result.options_file(proposed, told, title))
     return 0
 
 

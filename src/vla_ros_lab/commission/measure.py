@@ -55,7 +55,7 @@ def rhythm(arrived: FloatArray, stamped: FloatArray) -> Rhythm:
 
 
 @dataclass(frozen=True)
-class Response:
+class JointResponse:
     """How a joint follows a ramp out and a ramp back; rad or m and s."""
 
     gain: float  # measured speed per commanded speed: 1, -1 with a wrong sign, 57.3 in degrees
@@ -68,7 +68,7 @@ class Response:
     noise: float  # standard deviation at rest
 
 
-def respond(commanded: Track, measured: Track, ends: tuple[float, float], dwell: float) -> Response:
+def measure_motion(commanded: Track, measured: Track, ends: tuple[float, float], dwell: float) -> JointResponse:
     """Measure a motion whose two ramps end, as commanded, at the times ``ends``; after each, it rests ``dwell`` s.
 
     ``commanded`` are the positions in force from their time on.
@@ -97,7 +97,7 @@ def respond(commanded: Track, measured: Track, ends: tuple[float, float], dwell:
     ]
     slowest, at_least = min(stops)
     distance = np.abs(_in_force(commanded, measured.time) - measured.position)
-    return Response(gain, offset, stick, delay, float(distance.max()), slowest, at_least, noise)
+    return JointResponse(gain, offset, stick, delay, float(distance.max()), slowest, at_least, noise)
 
 
 def _gain(commanded: Track, measured: Track, delay: float, begin: float, end: float) -> float:

@@ -40,7 +40,7 @@ _SLIDES = 0.2  # m per rad: way, speed and tolerance of a sliding joint, compare
 
 
 @dataclass(frozen=True)
-class Joint:
+class MovedJoint:
     """A joint of an arm, with what the URDF says of it."""
 
     arm: str
@@ -93,7 +93,7 @@ def prepared(config: Config) -> Config:
     )
 
 
-def joints_of(config: Config) -> list[Joint]:
+def joints_of(config: Config) -> list[MovedJoint]:
     """Return the joints of all arms in command order."""
     found = []
     for name, arm in make_arms(config).items():
@@ -104,7 +104,7 @@ def joints_of(config: Config) -> list[Joint]:
             slides, by_velocity = bool(arm.kinematics.is_prismatic[index]), arm.config.output in VELOCITY_OUTPUTS
             named = "1 0 0" if axis is None else axis.get("xyz", "")
             fastest = joint_speeds(arm.config, arm.joints, arm.kinematics)[joint]
-            found.append(Joint(name, joint, low, high, fastest, slides, named, by_velocity))
+            found.append(MovedJoint(name, joint, low, high, fastest, slides, named, by_velocity))
     return found
 
 
@@ -203,7 +203,7 @@ class Heard:
             times = stamps + np.median(times - stamps)
         return Track(times, positions)
 
-    def commanded(self, joint: Joint, since: float) -> Track:
+    def commanded(self, joint: MovedJoint, since: float) -> Track:
         """Return what was sent to a joint since a time; velocities as the way that they lead to."""
         rows = np.array([row for row in self.commands[joint.key] if row[0] >= since]).reshape(-1, 2)
         times, values = rows[:, 0], rows[:, 1]

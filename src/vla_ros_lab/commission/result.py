@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from vla_ros.config import Config
 from vla_ros.config.files import dump_yaml
-from vla_ros_lab.commission.measure import Response
-from vla_ros_lab.commission.motion import Joint
-from vla_ros_lab.commission.session import Measured
+from vla_ros_lab.commission.measure import JointResponse
+from vla_ros_lab.commission.motion import MovedJoint
+from vla_ros_lab.commission.session import Found
 from vla_ros_lab.report import charts, page
 
 _SAGS, _STICKS, _LATE, _NOISY = 0.02, 0.005, 0.1, 0.002  # rad or m, and s: from here on it is worth a finding
@@ -20,7 +20,7 @@ _HALF, _TWICE, _GAPS = 0.5, 2.0, 3.0  # the margins
 _LAGS = "limits.following_error covers it"
 
 
-class Finding(NamedTuple):
+class Remark(NamedTuple):
     """What a person should know or do."""
 
     what: str  # a joint, an arm or a topic
@@ -36,7 +36,7 @@ class Proposal(NamedTuple):
     why: str
 
 
-def surprise_of(found: Measured) -> str:
+def surprise_of(found: Found) -> str:
     """Return what ended everything, or names a joint whose commands and joint states have different units."""
     for joint, one in found.responses.items():
         if abs(one.gain - 1) > _SAME and not found.surprise:
@@ -44,18 +44,18 @@ def surprise_of(found: Measured) -> str:
     return found.surprise
 
 
-def findings(found: Measured, config: Config) -> Iterator[Finding]:
+def findings(found: Found, config: Config) -> Iterator[Remark]:
     """Yield what differs from an arm that follows at once and exactly."""
     for topic, each in found.states.items():
         if each.rate_hz < _SLOW or each.jitter * each.rate_hz > _UNEVEN:
             what = f"joint states come at {each.rate_hz:.3g} Hz, with a jitter of {each.jitter:.3g} s"
-            yield Finding(topic, what, "raise the driver's rate; commands are limited by what is measured")
+            yield Remark(topic, what, "raise the driver's rate; commands are limited by what is measured")
     for topic, each in {**found.states, **found.cameras}.items():
         if abs(each.age) > _APART:
             what = (
                 f"stamps are {abs(each.age):.3g} s {'behind' if each.age > 0 else 'ahead of'} this machine's clock"
             )
-            yield Finding(topic, what, "synchronise the clocks (chrony, PTP), or let the driver stamp on arrival")
+            yield Remark(topic, what, "synchronise the clocks (chrony, PTP), or let the driver stamp on arrival")
     for joint, one in found.responses.items():
         drift = found.drifts.get(joint, 0.0) - 8 * one.noise
         for value, most, what, fix in (
@@ -81,29 +81,29 @@ def findings(found: Measured, config: Config) -> Iterator[Finding]:
             ),
         ):
             if value > most:
-                yield Finding(str(joint), what, fix)
+                yield Remark(str(joint), what, fix)
     for arm, after in found.ends_after.items():
         if math.isinf(after):
             fix = "configure a time-out in the driver; guard.process ends velocities if the node cannot"
-            yield Finding(arm, "its driver does not end a velocity when commands cease", fix)
+            yield Remark(arm, "its driver does not end a velocity when commands cease", fix)
     for arm, grip in found.grips.items():
         gripper = next(each.gripper for each in config.arms if each.name == arm)
         gauge, reached = gripper.gauge, f"{grip.closed:.3g} when told to close, {grip.opened:.3g} to open"
         closed, opened = (gauge.closed, gauge.open) if gauge else (gripper.closed_position, gripper.open_position)
         if (grip.opened - grip.closed) * (opened - closed) < 0:
             fix = "its commands and its joint states have different directions; repair its driver"
-            yield Finding(arm, f"the gripper is inverted: {reached}", fix)
+            yield Remark(arm, f"the gripper is inverted: {reached}", fix)
         elif not grip.obeys:
             fix = "exchange gripper.open_position and gripper.closed_position"
-            yield Finding(arm, "the gripper opens when it is told to close", fix)
+            yield Remark(arm, "the gripper opens when it is told to close", fix)
         elif max(abs(grip.opened - opened), abs(grip.closed - closed)) > 0.1 * abs(opened - closed):
             fix = (
                 f"expected {closed:g} and {opened:g}: something is between its fingers, or gripper.* has other ends"
             )
-            yield Finding(arm, f"the gripper is at {reached}", fix)
+            yield Remark(arm, f"the gripper is at {reached}", fix)
 
 
-def proposals(found: Measured, config: Config) -> Iterator[Proposal]:
+def proposals(found: Found, config: Config) -> Iterator[Proposal]:
     """Yield the options that follow from the figures, with their margins."""
     answers = found.responses
     joint, one = min(answers.items(), key=lambda item: item[1].deceleration)
@@ -138,7 +138,7 @@ def proposals(found: Measured, config: Config) -> Iterator[Proposal]:
         yield Proposal("gripper.max_speed", min(speeds), "as fast as its fingers were measured")
 
 
-def _trail(joint: Joint, one: Response, config: Config) -> tuple[float, str]:
+def _trail(joint: MovedJoint, one: JointResponse, config: Config) -> tuple[float, str]:
     """Return how far a joint may be from its command at the largest speed that the options allow it, and why."""
     limits, rate = config.limits, config.control.rate_hz if config.control.rate_hz > 0 else 5.0
     speeds = (
@@ -151,7 +151,7 @@ def _trail(joint: Joint, one: Response, config: Config) -> tuple[float, str]:
     return far, why
 
 
-def to_yaml(proposed: Sequence[Proposal], told: Sequence[Finding], title: str) -> str:
+def options_file(proposed: Sequence[Proposal], told: Sequence[Remark], title: str) -> str:
     """Return the proposals as a parameter file, to be given after the robot's own."""
     lines = [f"# {title}", "# Give it after the robot's file: --config ROBOT.yaml --config THIS.yaml"]
     lines += [f"# Found: {what}: {found}; {fix}" for what, found, fix in told]
@@ -168,7 +168,7 @@ def _rounded(value: Any) -> str:
     return dump_yaml(float(f"{value:.3g}") if isinstance(value, float) else value)
 
 
-def to_json(found: Measured, told: Sequence[Finding], proposed: Sequence[Proposal]) -> dict[str, Any]:
+def figures_of(found: Found, told: Sequence[Remark], proposed: Sequence[Proposal]) -> dict[str, Any]:
     """Return all figures as plain JSON values; what is infinite or unknown is null."""
     figures = {
         "surprise": surprise_of(found),
@@ -193,7 +193,7 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def to_html(found: Measured, told: Sequence[Finding], proposed: Sequence[Proposal], title: str) -> str:
+def to_html(found: Found, told: Sequence[Remark], proposed: Sequence[Proposal], title: str) -> str:
     """Return the page: what was found, each joint's curves, the options."""
     surprise, curves = surprise_of(found), list[Any]()
     for joint, (commanded, measured, _) in found.motions.items():

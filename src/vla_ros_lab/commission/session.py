@@ -5,9 +5,6 @@ proposes motions to the node and nothing else: limits, collisions and watchdogs 
 """
 
 import math
-import queue
-import sys
-import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,8 +19,9 @@ from vla_ros.control.safety import State
 from vla_ros.errors import VlaRosError
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.types import FloatArray
-from vla_ros_lab.commission.measure import Response, Rhythm, Track, middle, respond
-from vla_ros_lab.commission.motion import TICK, Heard, Joint, ScriptedSource, grips, joints_of
+from vla_ros_lab.commission.answers import Person
+from vla_ros_lab.commission.measure import JointResponse, Rhythm, Track, measure_motion, middle
+from vla_ros_lab.commission.motion import TICK, Heard, MovedJoint, ScriptedSource, grips, joints_of
 
 STANDS, SETTLES, RESTS, SILENT = 3.0, 1.5, 1.2, 2.0
 """Seconds: hear the arm stand; let it sag after the first command; rest after a ramp; send nothing."""
@@ -45,33 +43,6 @@ class HeldError(SurpriseError):
     """The node held the arm for a reason of this machine, and will go on."""
 
 
-class Person:
-    """Whoever answers at the terminal; with ``yes``, every answer is yes and nobody presses anything."""
-
-    def __init__(self, *, yes: bool) -> None:
-        self._yes, self._lines = yes, queue.SimpleQueue[str]()
-        if not yes:
-            threading.Thread(target=self._read, name="answers", daemon=True).start()
-
-    def _read(self) -> None:
-        for line in sys.stdin:
-            self._lines.put(line.strip().lower())
-        self._lines.put("n")  # the terminal is gone
-
-    def pressed(self) -> bool:
-        return not self._lines.empty()
-
-    def ask(self, question: str) -> Generator[None, None, bool]:
-        while self.pressed():  # what was typed before is no answer
-            self._lines.get()
-        print(f"{question} [y/n] ", end="y\n" if self._yes else "", flush=True)
-        while not self._yes:
-            if self.pressed():
-                return self._lines.get() in ("y", "yes")
-            yield
-        return True
-
-
 @dataclass(frozen=True)
 class Grip:
     """A gripper that was closed and opened; positions of its measured joint, rad or m."""
@@ -83,22 +54,22 @@ class Grip:
 
 
 @dataclass
-class Measured:
+class Found:
     """What was found so far, by topic, joint or arm."""
 
     states: dict[str, Rhythm] = field(default_factory=dict)
     cameras: dict[str, Rhythm] = field(default_factory=dict)
-    motions: dict[Joint, tuple[Track, Track, tuple[float, float]]] = field(default_factory=dict)
-    drifts: dict[Joint, float] = field(default_factory=dict)  # rad or m while the node was silent
+    motions: dict[MovedJoint, tuple[Track, Track, tuple[float, float]]] = field(default_factory=dict)
+    drifts: dict[MovedJoint, float] = field(default_factory=dict)  # rad or m while the node was silent
     coasts: dict[str, float] = field(default_factory=dict)  # s that an arm moved on after a last velocity
     grips: dict[str, Grip] = field(default_factory=dict)
     fingers: dict[str, Track] = field(default_factory=dict)
     surprise: str = ""
 
     @cached_property
-    def responses(self) -> dict[Joint, Response]:
+    def responses(self) -> dict[MovedJoint, JointResponse]:
         """How each joint followed; takes too long for the thread that spins."""
-        return {joint: respond(*motion, RESTS) for joint, motion in self.motions.items()}
+        return {joint: measure_motion(*motion, RESTS) for joint, motion in self.motions.items()}
 
     @property
     def ends_after(self) -> dict[str, float]:
@@ -114,7 +85,7 @@ def _nowhere(now: float) -> float:
     return 0.0
 
 
-class Session:
+class Commissioning:
     """Commissions the arms of the node that :meth:`ends` gets, with :attr:`source` as its source.
 
     Attributes:
@@ -126,13 +97,13 @@ class Session:
         clock = Clock()
         self.source, self._heard = ScriptedSource(config, clock, self._motion), Heard(config, cameras, clock)
         self._config, self._person, self._speed, self._way = config, person, speed, way
-        self._joints, self._time, self.found = joints_of(config), clock.steady, Measured()
+        self._joints, self._time, self.found = joints_of(config), clock.steady, Found()
         self.ended = self.complete = self._ticks = self._held = False
-        self._moves: Joint | None = None
+        self._moves: MovedJoint | None = None
         self._ramp = self._expected = _nowhere  # of the moving joint: what is added to its goal, and its way
         self._span = 0.0, 0.0  # smallest and largest way that it should have been at
-        self._goal: dict[Joint, float] = {}  # commanded positions, or zeros for velocities
-        self._home: dict[Joint, float] = {}  # measured before a motion
+        self._goal: dict[MovedJoint, float] = {}  # commanded positions, or zeros for velocities
+        self._home: dict[MovedJoint, float] = {}  # measured before a motion
         self._opening: dict[str, float] = {}  # by arm, 0 to 1
         self._free = _GIVES  # rad, which the joints that are not to move may move: they sag at the first command
         self._steps = self._run()
@@ -239,7 +210,7 @@ class Session:
             yield from self._sleep(0.2)
         yield from self._sleep(SETTLES)
 
-    def _joint(self, joint: Joint, margin: float) -> Script:
+    def _joint(self, joint: MovedJoint, margin: float) -> Script:
         """Move one joint out and back, and record how it follows."""
         way, speed = self._way * joint.scale, self._speed * joint.scale
         at = self._heard.now(joint.key)
@@ -279,7 +250,7 @@ class Session:
         question = f"Did {joint} {how}, first in the {side} direction of its axis?"
         yield from self._confirm(question, f"{joint} is another joint or sign")
 
-    def _silence(self, joints: list[Joint]) -> Script:
+    def _silence(self, joints: list[MovedJoint]) -> Script:
         """Send nothing, and see whether the driver holds."""
         print(f"Silent for {SILENT:g} s: does the driver hold?")
         self._ticks, since = False, self._time()
@@ -288,7 +259,7 @@ class Session:
         for joint in joints:
             self.found.drifts[joint] = float(np.ptp(self._heard.measured(joint.key, since).position))
 
-    def _coast(self, joint: Joint) -> Script:
+    def _coast(self, joint: MovedJoint) -> Script:
         """Send a slow velocity once, and see when the driver ends it; the node ends it after a second."""
         print(f"One slow velocity for {joint}, then silence: does the driver end it?")
         before, speed, began = self._node.config, _CREEP * self._speed * joint.scale, self._time()
