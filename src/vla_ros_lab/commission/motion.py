@@ -113,7 +113,7 @@ def grips(arm: ArmConfig) -> bool:
 
 
 class ScriptedSource(ActionSource):
-    """Proposes what :attr:`motion` returns for a time of the steady clock: per arm its joints, then its opening.
+    """Proposes what ``motion`` returns for a time of the steady clock: per arm its joints, then its opening.
 
     Joints are positions, or velocities for an arm that takes velocities.
     """
