@@ -117,7 +117,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 ONE_BY_ONE = {
     "nodes": ("node", "console", "test_security.py"),
-    "real time": ("graph", "replay", "ros", "serve", "tools/faults"),
+    "real time": ("commission/test_commission", "graph", "replay", "ros", "serve", "tools/faults"),
     "lockstep": ("sim",),
 }
 """Tests that one worker runs one after another: two groups of running nodes and servers, which mostly wait, and

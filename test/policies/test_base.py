@@ -69,3 +69,15 @@ def test_prepare_tells_whether_a_policy_batches() -> None:
 
     assert not Single().prepare(2)
     assert Batched().prepare(2)
+
+
+def test_hold_moves_none_of_several_arms() -> None:
+    config = load(
+        (), ["policy.name:=hold", "robot.arms:=[left, right]", "right.command:=/right", "gripper.open_value:=0.5"]
+    )
+    policy = create(config)
+    assert [f"{part.arm}.{part.quantity}" for part in policy.spec.action] == [
+        "left.tip_delta", "left.gripper", "right.tip_delta", "right.gripper",
+    ]  # fmt: skip
+    chunk = policy.infer(policy.start_session(), Observation({}, "", 0, {}))
+    assert chunk.actions.tolist() == [[0.0] * 6 + [0.5] + [0.0] * 6 + [0.5]]

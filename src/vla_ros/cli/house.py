@@ -6,6 +6,7 @@ from vla_ros.houses import House, SubCommand
 HOUSE = House(
     "the robot",
     {
+        "init": SubCommand("vla_ros.cli.init", "write the configuration of a new arm from its URDF"),
         "run": SubCommand("vla_ros.node.run", "run a policy as a node on the ROS 2 graph"),
         "infer": SubCommand("vla_ros.node.infer", "ask a policy about one observation from files"),
         "serve": SubCommand("vla_ros.serve.cli", "serve a policy to robots on other machines"),

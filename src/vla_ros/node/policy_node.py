@@ -90,6 +90,11 @@ class PolicyNode:
         """The options in force; :meth:`reconfigure` changes the live ones."""
         return self._options.current
 
+    @property
+    def wiring(self) -> Wiring:
+        """The node's endpoints; taps of them are set before :meth:`configure`."""
+        return self._wiring
+
     # The life of a managed node
 
     def configure(self, progress: Progress = no_progress, source: ActionSource | None = None) -> None:

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from itertools import chain
 from logging import Logger
@@ -127,11 +127,17 @@ def _write_srdf(path: Path, check: CollisionCheck | None) -> None:
 
 
 def serve(
-    config: Config, ros_args: Sequence[str] = (), *, stats: Path | None = None, source: ActionSource | None = None
+    config: Config,
+    ros_args: Sequence[str] = (),
+    *,
+    stats: Path | None = None,
+    source: ActionSource | None = None,
+    ends: Callable[[PolicyNode], Callable[[], bool]] = lambda node: lambda: False,
 ) -> int:
     """Run the node until SIGINT or SIGTERM and return the exit status. A signal during loading ends it at once.
 
-    Whatever ends it, the arm gets a hold first. If the thread that spins fails, the status is 1.
+    Whatever ends it, the arm gets a hold first. If the thread that spins fails, the status is 1. ``ends`` gets the
+    node before it is configured, and returns what is asked, on the thread that spins, whether to end.
     """
     signals, loading, status = Signals(interrupts=True), True, 0
     with open_graph(config.node.backend, ros_args, config.node.log_level) as graph:
@@ -139,11 +145,12 @@ def serve(
         ros_node = graph.create_node(NODE_NAME)
         logger = ros_node.get_logger()
         node = PolicyNode(graph, ros_node, config)
+        done = ends(node)
 
         def until() -> bool:
             for answer in follow(signals.take_requests(), node):
                 logger.info(answer)
-            return bool(signals.name) or node.lost
+            return bool(signals.name) or node.lost or done()
 
         try:
             try:

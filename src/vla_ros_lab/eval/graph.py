@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vla_ros.config import ArmConfig
+from vla_ros.config.sections import GRIPPER_ACTIONS
 from vla_ros.control.clock import Clock
 from vla_ros.control.command import Command, message_type, to_message
 from vla_ros.errors import ConfigError, VlaRosError
@@ -59,6 +60,10 @@ class Driver:
         is_velocity, stamp = self.output.startswith("joint_velocity"), now
         if self.output in _UNNAMED:
             names, values = self.joints, message.data
+        elif self.output == "joint_group_command":
+            names, values = self.joints, message.cmd
+        elif self.output == "joint_single_command":
+            names, values = (message.name,), (message.cmd,)
         else:
             stamp = int(message.header.stamp.sec) * _SECOND + int(message.header.stamp.nanosec)
             if self.output == "joint_trajectory":
@@ -71,19 +76,26 @@ class Driver:
         return Command(tuple(names), numbers, stamp)
 
 
-def drivers(arms: Sequence[ArmConfig]) -> tuple[Driver, ...]:
-    """Return the drivers for the policy node's options: one per arm, and one per gripper with its own topic."""
-    drivers = []
+def drivers_of(arms: Sequence[ArmConfig]) -> tuple[Driver, ...]:
+    """Return one driver per arm, and one per gripper with its own topic; a gripper's action has none."""
+    found = []
     for arm in arms:
         joints, fingers = arm.robot.joint_names, arm.robot.gripper_joint_names
-        drivers.append(Driver(arm.command, arm.output, joints if arm.gripper_topic else joints + fingers))
-        if arm.gripper_topic:
-            drivers.append(Driver(arm.gripper_topic, arm.gripper.output, fingers))
-    for driver in drivers:
+        found.append(Driver(arm.command, arm.output, joints if arm.gripper_topic else joints + fingers))
+        if arm.gripper_topic and arm.gripper.output not in GRIPPER_ACTIONS:
+            found.append(Driver(arm.gripper_topic, arm.gripper.output, fingers))
+    return tuple(found)
+
+
+def drivers(arms: Sequence[ArmConfig]) -> tuple[Driver, ...]:
+    """Return the drivers for the policy node's options; raises ConfigError if the simulated arm is none of them."""
+    found = drivers_of(arms)
+    goals = [Driver(arm.gripper_topic, arm.gripper.output, ()) for arm in arms if arm.gripper_topic]
+    for driver in (*found, *goals):
         if driver.output not in _OBEYED:
             expected = f"the simulated arm accepts {', '.join(_OBEYED)}"
             raise ConfigError(f"output on {driver.topic}: found {driver.output}; {expected}")
-    return tuple(drivers)
+    return found
 
 
 class PolicyStatus:

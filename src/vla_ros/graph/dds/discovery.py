@@ -123,6 +123,17 @@ class Discovery:
             ]
             return [(service, [kind.removesuffix("_Request")]) for service, kind in requests]
 
+    def topics(self) -> list[tuple[str, list[str]]]:
+        """Return every topic with its types, like rclpy's ``get_topic_names_and_types``."""
+        self.update()
+        found: dict[str, set[str]] = {}
+        with self._lock:
+            for endpoint in (*self._known(PUBLISHERS), *self._known(SUBSCRIPTIONS)):
+                if endpoint.topic_name.startswith(f"{TOPIC_PREFIX}/"):
+                    name = endpoint.topic_name.removeprefix(TOPIC_PREFIX)
+                    found.setdefault(name, set()).add(ros_type_name(endpoint.type_name))
+        return [(name, sorted(kinds)) for name, kinds in sorted(found.items())]
+
     def close(self) -> None:
         with self._lock:
             self._closed = True

@@ -234,6 +234,9 @@ class DdsNode:
     def get_node_names_and_namespaces(self) -> list[tuple[str, str]]:
         return self._context.discovery.nodes()
 
+    def get_topic_names_and_types(self) -> list[tuple[str, list[str]]]:
+        return self._context.discovery.topics()
+
     def get_service_names_and_types_by_node(
         self, node_name: str, node_namespace: str
     ) -> list[tuple[str, list[str]]]:

@@ -1,0 +1,1 @@
+"""Commissions an arm: moves each joint slowly, and measures the numbers that safety rests on."""
