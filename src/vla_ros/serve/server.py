@@ -1,4 +1,4 @@
-"""The policy server's transport: websockets, health, metrics, API key, TLS, shutdown."""
+"""The policy server's transport: websockets, POST, health, metrics, API key, TLS, shutdown."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from websockets.http11 import Request, Response
 
 from vla_ros.policies.remote.vla_eval import PATH
 from vla_ros.serve.connection import ACCEPTED, Refusals, bounded, most_connections
+from vla_ros.serve.post import answer
 from vla_ros.serve.service import Service
 from vla_ros.serve.worker import WorkerState
 
@@ -69,7 +70,7 @@ def listening(service: Service, address: Address) -> AbstractAsyncContextManager
     async def converse(connection: ServerConnection) -> None:
         loop = asyncio.get_running_loop()
 
-        async def send(message: bytes | str) -> None:
+        async def send(message: bytes | str, outcome: str) -> None:
             watch = loop.call_later(_SEND, connection.transport.abort)  # cheaper than a task with a timeout
             try:
                 await connection.send(message)
@@ -99,7 +100,11 @@ def listening(service: Service, address: Address) -> AbstractAsyncContextManager
         address.port,
         process_request=admit,
         # Handshakes, /healthz and refusals need connections beside those of the robots.
-        create_connection=bounded(most_connections(2 * service.limits.max_robots + 64), refusals),
+        create_connection=bounded(
+            most_connections(2 * service.limits.max_robots + 64),
+            refusals,
+            lambda reader, writer: answer(reader, writer, service, address.api_key),
+        ),
         backlog=ACCEPTED,
         compression=None,
         max_size=service.limits.max_message,

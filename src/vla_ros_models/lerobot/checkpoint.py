@@ -50,11 +50,12 @@ class Checkpoint:
 
         ``left`` [1, T, D] contains the normalised actions of ``previous``. The new chunk repeats the steps that
         will have been executed by then. The following steps, up to the execution horizon, guide the new chunk; the
-        horizon is set in the checkpoint's ``rtc_config``, or is LeRobot's default.
+        horizon is that of ``previous``, or of the checkpoint's ``rtc_config``, or LeRobot's default.
         """
         if previous is None or not self.continues:
             return {}
-        horizon = max(int(self.policy.config.rtc_config.execution_horizon), previous.delay)
+        stated = int(self.policy.config.rtc_config.execution_horizon)
+        horizon = previous.delay + previous.guided if previous.guided else max(stated, previous.delay)
         return {"prev_chunk_left_over": left, "inference_delay": previous.delay, "execution_horizon": horizon}
 
 
