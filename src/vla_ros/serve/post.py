@@ -92,8 +92,12 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ser
 
     head: _Head | None = None
     lost = (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.TimeoutError)
-    with contextlib.suppress(*lost):
-        head = await next_request()
-        if head is not None:
-            await service.converse(messages(), send, connected, POST + head.path.partition("?")[0])
-    writer.close()
+    try:
+        with contextlib.suppress(*lost):
+            head = await next_request()
+            if head is not None:
+                await service.converse(messages(), send, connected, POST + head.path.partition("?")[0])
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()

@@ -9,9 +9,9 @@ import http
 import logging
 import signal
 import ssl
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
@@ -66,7 +66,20 @@ async def run(
             gc.unfreeze()  # otherwise Triton's bindings report all their types as leaked
 
 
-def listening(service: Service, address: Address) -> AbstractAsyncContextManager[Server]:
+@contextlib.asynccontextmanager
+async def listening(service: Service, address: Address) -> AsyncIterator[Server]:
+    """Accept connections; at the end, close them."""
+    posts: set[asyncio.Task[Any]] = set()
+
+    async def posted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        posts.add(task)
+        try:
+            await answer(reader, writer, service, address.api_key)
+        finally:
+            posts.discard(task)
+
     async def converse(connection: ServerConnection) -> None:
         loop = asyncio.get_running_loop()
 
@@ -94,7 +107,7 @@ def listening(service: Service, address: Address) -> AbstractAsyncContextManager
     asyncio.get_running_loop().set_exception_handler(refusals.handle)
     quiet = logging.getLogger("vla_ros.serve.websockets")
     quiet.setLevel(logging.CRITICAL)  # failed handshakes are not logged
-    return serve(
+    listener = serve(
         converse,
         address.host,
         address.port,
@@ -103,7 +116,7 @@ def listening(service: Service, address: Address) -> AbstractAsyncContextManager
         create_connection=bounded(
             most_connections(2 * service.limits.max_robots + 64),
             refusals,
-            lambda reader, writer: answer(reader, writer, service, address.api_key),
+            posted,
         ),
         backlog=ACCEPTED,
         compression=None,
@@ -117,6 +130,11 @@ def listening(service: Service, address: Address) -> AbstractAsyncContextManager
         ssl=address.tls,
         logger=quiet,
     )
+    async with listener as server:
+        yield server
+        for task in posts:
+            task.cancel()
+        await asyncio.gather(*posts, return_exceptions=True)
 
 
 async def _until(ending: asyncio.Event, service: Service) -> None:

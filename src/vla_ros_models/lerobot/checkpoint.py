@@ -58,6 +58,22 @@ class Checkpoint:
         horizon = previous.delay + previous.guided if previous.guided else max(stated, previous.delay)
         return {"prev_chunk_left_over": left, "inference_delay": previous.delay, "execution_horizon": horizon}
 
+    def remember(self, batch: dict[str, Any]) -> None:
+        """Mark what a memory has from before the episode, where the first frame stands in for the past.
+
+        Those are the oldest frames if they are equal, and never the newest one. LeRobot attends to none of them.
+        """
+        names = [name for name in self.policy.config.image_features if name in batch]
+        if not getattr(self.policy.config, "use_visual_memory", False) or self.policy.config.memory_frames == 1:
+            return
+        frames = batch[names[0]].flatten(2)  # [1, T, N]
+        same = (frames[:, 1:] == frames[:, :1]).all(-1).int().cumprod(1).bool()  # as the oldest, without a gap
+        padded = frames.new_zeros(frames.shape[:2], dtype=same.dtype)
+        padded[:, 1:-1] = same[:, :-1]
+        padded[:, :1] = same[:, :1]
+        for name in (*names, "observation.state"):
+            batch[f"{name}_is_pad"] = padded
+
 
 def load_policy(folder: Path, device: str, tokenizer: str) -> Checkpoint:
     """Load a checkpoint that LeRobot's ``save_pretrained`` wrote.
@@ -169,15 +185,16 @@ def read_inputs(folder: Path) -> tuple[Input, ...]:
 def read_spec(folder: Path) -> PolicySpec:
     """Read inputs and outputs from ``config.json``, which does not name the parts of state and action."""
     config, inputs = _config(folder), read_inputs(folder)
-    # Families of LeRobot 0.6.1 that use past observations state the number of observations as ``n_obs_steps``.
-    times = tuple(map(DeltaTimestamp, range(1 - int(config.get("n_obs_steps") or 1), 1)))
+    image_times, state_times = _times(config, folder)
     images = tuple(
-        ImageFeature(one.key, None, times, one.required, takes=(one.shape[0], one.shape[1]) if one.fixed else None)
+        ImageFeature(
+            one.key, None, image_times, one.required, takes=(one.shape[0], one.shape[1]) if one.fixed else None
+        )
         for one in inputs
         if one.is_image
     )
     state = tuple(
-        StateFeature(one.key, (), one.shape[0], times, one.middle, one.largest)
+        StateFeature(one.key, (), one.shape[0], state_times, one.middle, one.largest)
         for one in inputs
         if not one.is_image
     )
@@ -194,6 +211,28 @@ def read_spec(folder: Path) -> PolicySpec:
         uses_instruction=config["type"] not in _WITHOUT_INSTRUCTION,
         ensemble_decay=_ensemble_decay(config, folder),
     )
+
+
+def _times(config: Mapping[str, Any], folder: Path) -> tuple[tuple[DeltaTimestamp, ...], ...]:
+    """Return when images and when states are measured, in steps.
+
+    Families of LeRobot 0.6.1 state the number of past observations as ``n_obs_steps``; the memory of pi0.5 in
+    LeRobot's main branch has ``memory_frames``, each ``memory_stride`` steps after the one before.
+    """
+    now = tuple(map(DeltaTimestamp, range(1 - int(config.get("n_obs_steps") or 1), 1)))
+    visual, own = (config.get(f"use_{kind}_memory") is True for kind in ("visual", "proprioceptive"))
+    if own and not visual:
+        raise CheckpointError(
+            f"{folder}/config.json: found use_proprioceptive_memory without use_visual_memory, expected both: the "
+            "images show how far an episode's past goes back"
+        )
+    if not visual:
+        return now, now
+    frames, stride = (config.get(f"memory_{name}") for name in ("frames", "stride"))
+    if not all(type(one) is int and one >= 1 for one in (frames, stride)):
+        raise CheckpointError(f"{folder}/config.json: memory_frames {frames!r} and memory_stride {stride!r}")
+    past = tuple(map(DeltaTimestamp, range((1 - frames) * stride, 1, stride)))
+    return past, past if own else now
 
 
 def _ensemble_decay(config: Mapping[str, Any], folder: Path) -> float | None:

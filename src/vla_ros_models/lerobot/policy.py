@@ -59,10 +59,10 @@ class LeRobotPolicy(Policy):
             torch.manual_seed(options.seed)
         progress(0.9, "inferring once")
         spec = self.describe()
-        features: list[ImageFeature | StateFeature] = [*spec.images, *spec.state]
-        steps = max((len(one.delta_timestamps) for one in features), default=1)
-        past = () if steps == 1 else (steps,)
-        blank = {one.name: np.zeros((*past, *one.shape), np.uint8) for one in self._inputs}
+        features: tuple[ImageFeature | StateFeature, ...] = (*spec.images, *spec.state)
+        steps = {one.key: len(one.delta_timestamps) for one in features}
+        past = {key: () if many == 1 else (many,) for key, many in steps.items()}
+        blank = {one.name: np.zeros((*past[one.key], *one.shape), np.uint8) for one in self._inputs}
         answer, _ = self._predict(blank, "warm up")
         horizon, dimension = answer.shape
         continues = self._checkpoint.continues
@@ -103,6 +103,7 @@ class LeRobotPolicy(Policy):
         with torch.no_grad():  # not inference_mode, in which real-time chunking cannot compute gradients
             batch = checkpoint.before(batch)
             left = batch.pop("action", None)
+            checkpoint.remember(batch)
             chunk = checkpoint.policy.predict_action_chunk(batch, **checkpoint.guidance(previous, left))
             actions = checkpoint.after(chunk)
         return tuple(tensor[0].double().cpu().numpy() for tensor in (actions, chunk))
