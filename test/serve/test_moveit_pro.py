@@ -1,7 +1,8 @@
 import base64
 import http.client
 import json
-import threading
+import re
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -16,7 +17,7 @@ from test.policies.golden import IN_FLOAT32
 from vla_ros.config import load
 from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import StateFeature
-from vla_ros.policies.base import create
+from vla_ros.policies.base import Policy, create
 from vla_ros.serve.service import Limits, Service
 from vla_ros.types import Observation, PreviousChunk
 from vla_ros.vision.jpeg import decode_jpeg
@@ -25,6 +26,7 @@ from .conftest import Mirror
 from .serving import PATIENCE, served, until
 
 DATA = Path(__file__).parents[1] / "data"
+CHUNK = 5e-5
 Start = Callable[..., tuple[Service, int]]
 RATE = load((), ["control.rate_hz:=20.0"])
 GREY = base64.b64encode(simplejpeg.encode_jpeg(np.full((8, 8, 3), 100, np.uint8))).decode()
@@ -115,7 +117,7 @@ def test_what_is_no_request_is_refused(serving: Start, body: bytes) -> None:
 def test_actions_that_moveit_pro_cannot_execute_are_refused(serving: Start, policy: Mirror) -> None:
     _, port = serving()
     assert "start the server with -p control.rate_hz:=HZ" in post(port)[1]["error"]
-    policy.spec = replace(policy.spec, action=tuple(parse_components("arm.tip_delta + arm.gripper", action=True)), dimension=7)
+    policy.spec = replace(policy.spec, action=parse_components("arm.tip_delta + arm.gripper", action=True))
     _, port = serving(config=RATE)
     assert "the policy's actions have tip_delta" in post(port)[1]["error"]
 
@@ -182,3 +184,72 @@ def test_the_node_asks_such_a_server(serving: Start) -> None:
     with closing(client.start_session()) as session:
         assert client.infer(session, asked).actions[0].tolist() == [1.0, pytest.approx(100.0, abs=1), 0.0]
     client.close()
+
+
+RECORDED = DATA / "wire" / "moveit_pro.json"
+"""What MoveIt Pro's adapter sent to its own server, and its answers, for ``data/smolvla/default``."""
+
+
+@pytest.fixture(scope="module")
+def conversation() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(RECORDED.read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def smolvla() -> Iterator[tuple[Policy, int]]:
+    pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
+    folder, words = DATA / "smolvla", ["policy.seed:=7", "policy.rtc_schedule:=exp", *IN_FLOAT32]
+    options = [f"policy.checkpoint:={folder / 'default'}", f"policy.vlm:={folder / 'vlm'}", "control.rate_hz:=10.0"]
+    config = load((), ["policy.name:=smolvla", *options, *words])
+    policy = create(config)
+    with served(policy, config=config, key="moveit-secret-key") as (_, port):
+        yield policy, port
+
+
+def sent(port: int, recorded: dict[str, Any], **changed: Any) -> tuple[int, dict[str, Any]]:
+    """Send a recorded request byte by byte, but for ``changed`` entries of its body; return the answer."""
+    head, body = recorded["head"], recorded["body"]
+    if changed:
+        body = json.dumps({**json.loads(body), **changed})
+        head = re.sub(r"(?m)^(Content-Length: )\d+", rf"\g<1>{len(body)}", head)
+    with socket.create_connection(("127.0.0.1", port), PATIENCE) as connection:
+        connection.sendall(f"{head}\r\n\r\n{body}".encode())
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        return response.status, json.loads(response.read())
+
+
+@pytest.mark.slow
+def test_the_adapters_conversation_has_the_answers_of_moveit_pros_server(smolvla, conversation) -> None:
+    _, port = smolvla
+    first, guided, unguided, *_ = (one["answer"] for one in conversation)
+    status, answer = sent(port, conversation[0])
+    assert (status, list(answer), answer["dt"]) == (200, list(first), first["dt"])
+    np.testing.assert_allclose(answer["action_chunk"], first["action_chunk"], rtol=0, atol=CHUNK)
+    assert np.shape(answer["action_chunk_raw"]) == np.shape(first["action_chunk_raw"])
+    rest = answer["action_chunk_raw"][20:]  # as the adapter returned that of its own server
+    for recorded, theirs in zip(conversation[1:3], (guided, unguided), strict=True):
+        status, answer = sent(port, recorded, prev_chunk_left_over=rest)
+        assert status == 200
+        np.testing.assert_allclose(answer["action_chunk"], theirs["action_chunk"], rtol=0, atol=CHUNK)
+    assert np.abs(np.subtract(guided["action_chunk"], unguided["action_chunk"])).max() > 10 * CHUNK
+
+
+@pytest.mark.slow
+def test_its_chunks_are_those_of_the_policy(smolvla, conversation) -> None:
+    policy, port = smolvla
+    asked = json.loads(conversation[1]["body"])
+    images = {key: decode_jpeg(base64.b64decode(image)) for key, image in asked["images"].items()}
+    previous = PreviousChunk(np.array(asked["prev_chunk_left_over"]), asked["inference_delay"], 5)
+    observation = Observation(images, asked["task"], 1, {"state": np.array(asked["state"])}, previous=previous)
+    answer = sent(port, conversation[1])[1]
+    assert answer["action_chunk"] == policy.infer(policy.start_session(), observation).actions.tolist()
+
+
+@pytest.mark.slow
+def test_what_its_server_refuses_is_refused(smolvla, conversation) -> None:
+    _, port = smolvla
+    for recorded in conversation[3:]:
+        status, answer = sent(port, recorded)
+        assert (status, list(answer)) == (int(recorded["status"].split()[1]), ["error"])
