@@ -30,6 +30,7 @@ HOUSE = House(
         "compare": SubCommand("vla_ros_lab.replay.compare", "compare two replay results"),
         "export": SubCommand("vla_ros_lab.export.cli", "write recorded bags as a LeRobot data set"),
         "finetune": SubCommand("vla_ros_lab.training.cli", "train a checkpoint on recordings, or compare both"),
+        "distill": SubCommand("vla_ros_lab.training.distill", "distil a flow into one, two or four steps"),
         "bench": SubCommand("vla_ros_lab.bench.cli", "measure latency on this machine, stage by stage"),
     },
     examine,

@@ -95,9 +95,9 @@ def replay(context: LaunchContext) -> list[Action]:
         if event.returncode:
             raise RuntimeError(f"the player (ros2 bag play) ended with status {event.returncode}")
         complete = True
-        said = LogInfo(msg=f"finished; the live actions are in {output / 'actions'}")
+        finished = LogInfo(msg=f"finished; the live actions are in {output / 'actions'}")
         end = EmitEvent(event=SignalProcess(signal_number=signal.SIGINT, process_matcher=matches_action(record)))
-        return [said, end, report]
+        return [finished, end, report]
 
     return [
         *middleware(context, FrameLoad.of(config)),

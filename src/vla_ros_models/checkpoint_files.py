@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from vla_ros.config.checkpoints import SHIPPED, WEIGHT_FILES, folder_of, no_folder
+from vla_ros.config.checkpoints import DISTILLED, DISTILLED_FILES, SHIPPED, WEIGHT_FILES, folder_of, no_folder
 from vla_ros.errors import CheckpointError, lfs_pointer
 from vla_ros.files import check_regular, read_json_value
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SINGLE, INDEX = WEIGHT_FILES
+TEACHER = "teacher.safetensors"
+"""File of a distilled checkpoint with what its teacher has in place of the tensors that were trained."""
 _LONGEST_NAME = 255  # bytes of a file name
 FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -95,18 +97,24 @@ def read_manifest(folder: Path) -> dict[str, StoredTensor]:
     model is saved again as one file. Raises CheckpointError if a file is missing or damaged, or lacks a tensor
     that the index lists.
     """
-    if (folder / SINGLE).exists():
+    single, index = weight_names(folder)
+    if (folder / single).exists():
         if left := unused_shards(folder):
             logger.warning(
                 "%s: %s is read, as transformers and LeRobot do; %s are left over from another save and not read",
                 folder, SINGLE, ", ".join(left),
             )  # fmt: skip
-        return read_header(folder / SINGLE)
-    if (folder / INDEX).exists():
-        return _read_shards(folder)
+        return read_header(folder / single)
+    if (folder / index).exists():
+        return _read_shards(folder / index)
     others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
     found = f"; {others} are pickles, which are never opened: convert them to safetensors" if others else ""
     raise CheckpointError(f"{folder}: no {INDEX} and no {SINGLE}{found}")
+
+
+def weight_names(folder: Path) -> tuple[str, str]:
+    """Return the names of a checkpoint's single file of weights and of its index of shards."""
+    return DISTILLED_FILES if any((folder / name).exists() for name in DISTILLED_FILES) else WEIGHT_FILES
 
 
 def unused_shards(folder: Path) -> list[str]:
@@ -118,9 +126,10 @@ def unused_shards(folder: Path) -> list[str]:
 
 def stored_names(folder: Path) -> list[str]:
     """Return the names of the tensors that :func:`read_manifest` lists; [] without weights."""
-    if (folder / SINGLE).exists():
-        return list(read_header(folder / SINGLE))
-    names = read_json(folder / INDEX).get("weight_map") if (folder / INDEX).exists() else None
+    single, index = (folder / name for name in weight_names(folder))
+    if single.exists():
+        return list(read_header(single))
+    names = read_json(index).get("weight_map") if index.exists() else None
     return list(names) if isinstance(names, dict) else []
 
 
@@ -152,14 +161,14 @@ def from_files(manifest: Mapping[str, StoredTensor], cut: Cut = lambda name: Non
     return produce
 
 
-def _read_shards(folder: Path) -> dict[str, StoredTensor]:
-    index = read_json(folder / INDEX).get("weight_map")
+def _read_shards(path: Path) -> dict[str, StoredTensor]:
+    folder, index = path.parent, read_json(path).get("weight_map")
     if not isinstance(index, dict) or not index:
-        raise CheckpointError(f"{folder / INDEX}: weight_map is missing or empty; download the file again")
+        raise CheckpointError(f"{path}: weight_map is missing or empty; download the file again")
     for name in index.values():
         if not isinstance(name, str) or Path(name).name != name or len(name) > _LONGEST_NAME:
             shown = repr(name)[:80]
-            raise CheckpointError(f"{folder / INDEX}: names the file {shown}, expected one in the same folder")
+            raise CheckpointError(f"{path}: names the file {shown}, expected one in the same folder")
     counts = Counter(index.values())
     absent = [name for name in sorted(counts) if not (folder / name).exists()]
     if absent:
@@ -219,8 +228,10 @@ def read_statistics(
             f"{where}: expected finite numbers and {names[1]} >= {'0' if names[1] == 'std' else names[0]}, found "
             f"{names[0]} {first.tolist()} and {names[1]} {second.tolist()}"
         )
-    if told := _contradiction(found):
-        logger.warning("%s: %s: the file was damaged or edited; compare it with the one from training", where, told)
+    if contradiction := _contradiction(found):
+        logger.warning(
+            "%s: %s: the file was damaged or edited; compare it with the one from training", where, contradiction
+        )
     return first, second
 
 
@@ -391,3 +402,12 @@ def _among(value: Any, values: tuple[Any, ...]) -> bool:
 def read_fields(path: Path, advice: str = "") -> Fields:
     """Read a file with a JSON object; raises CheckpointError if it is missing or invalid."""
     return Fields(read_json(path), path, advice)
+
+
+def undistilled(config: Fields) -> tuple[Fields, int]:
+    """Return the teacher's configuration and the flow steps of a distilled checkpoint; another as it is, and 0."""
+    if config.get("type") != DISTILLED:
+        return config, 0
+    teacher, steps = config.object("teacher"), config.whole("flow_steps", None)
+    config.finish()
+    return teacher, steps

@@ -9,13 +9,18 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vla_ros.config.checkpoints import base_folder, config_folder
-from vla_ros.errors import ConfigError
+from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.files import check_parent
 
+if TYPE_CHECKING:
+    from vla_ros_models.checkpoint_files import StoredTensor
+
 _KINDS = (".json", ".model", ".txt", ".jinja", ".safetensors")
-_NOT_COPIED = ("model*.safetensors*", "adapter_*", "train_config.json", "*.index.json")
+_WEIGHTS = ("model*.safetensors*", "distilled*.safetensors*", "teacher.safetensors", "*.index.json")
+_NOT_COPIED = (*_WEIGHTS, "adapter_*", "train_config.json")
 _DTYPES = {"float32": "F32", "bfloat16": "BF16"}
 
 
@@ -23,23 +28,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="the checkpoint")
     parser.add_argument("--output", type=Path, required=True, help="folder to write; must be empty or missing")
     parser.add_argument("--base", default="", help="base model into which the checkpoint's adapter is merged")
+    parser.add_argument("--teacher", action="store_true", help="write the teacher of a distilled checkpoint")
     parser.add_argument("--dtype", choices=_DTYPES, help="type of all weights; left out, as they are stored")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    count, size = convert(arguments.folder, arguments.output, arguments.base, arguments.dtype or "")
+    dtype = arguments.dtype or ""
+    count, size = convert(arguments.folder, arguments.output, arguments.base, dtype, arguments.teacher)
     print(f"wrote {count} tensors, {size / 1e9:.2f} GB, to {arguments.output}")
     return 0
 
 
-def convert(folder: Path, output: Path, base: str | Path = "", dtype: str = "") -> tuple[int, int]:
+def convert(
+    folder: Path, output: Path, base: str | Path = "", dtype: str = "", teacher: bool = False
+) -> tuple[int, int]:
     """Convert ``folder`` to ``output``, empty or missing; return the number of tensors and their bytes.
 
-    ``base`` is ``policy.base``. Needs the memory of three copies of the largest tensor in float32. Raises the
-    errors of :func:`~vla_ros_models.adapters.read_merged`, and ConfigError if ``output`` cannot be written.
+    ``base`` is ``policy.base``. With ``teacher``, the result is the checkpoint that was distilled into ``folder``.
+    Needs the memory of three copies of the largest tensor in float32. Raises the errors of
+    :func:`~vla_ros_models.adapters.read_merged`, and ConfigError if ``output`` cannot be written.
     """
     from vla_ros_models.adapters import read_merged
-    from vla_ros_models.checkpoint_files import checkpoint_folder, from_files, read_json
+    from vla_ros_models.checkpoint_files import checkpoint_folder, from_files, read_fields, undistilled
     from vla_ros_models.weights import write_weights
 
     folder = checkpoint_folder(str(folder))
@@ -47,7 +57,11 @@ def convert(folder: Path, output: Path, base: str | Path = "", dtype: str = "") 
         raise ConfigError(f"--output {output}: not empty; name another folder, so that nothing is overwritten")
     check_parent("--output", output)
     model = base_folder(folder, base)
-    config = read_json(config_folder(folder, base) / "config.json")
+    fields, steps = undistilled(read_fields(config_folder(folder, base) / "config.json"))
+    config = dict(fields)
+    if teacher != bool(steps):
+        found = f"was distilled into {steps} flow steps: add" if steps else "was not distilled: leave out"
+        raise ConfigError(f"{folder}: {found} --teacher, which restores what a checkpoint was distilled from")
     if config.get("model_type") == "openvla":
         from vla_ros_models.oft.loading import read_weights
         from vla_ros_models.openvla.architecture import read_architecture
@@ -57,7 +71,7 @@ def convert(folder: Path, output: Path, base: str | Path = "", dtype: str = "") 
         stored = {name: one for name, one in found.manifest.items() if not never_run(name, architecture)}
         produce = found.produce()
     else:
-        stored = read_merged(folder, base)
+        stored = teachers_tensors(folder) if teacher else read_merged(folder, base)
         produce = from_files(stored)
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -69,6 +83,19 @@ def convert(folder: Path, output: Path, base: str | Path = "", dtype: str = "") 
         return write_weights(output, stored, produce, _DTYPES.get(dtype, ""))
     except OSError as error:
         raise ConfigError(f"--output {output}: {error.strerror or error}; the folder is incomplete") from error
+
+
+def teachers_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """List the tensors of the checkpoint that was distilled into ``folder``, which are its own to the bit."""
+    from vla_ros_models.checkpoint_files import TEACHER, read_header, read_manifest
+
+    if not (folder / TEACHER).is_file():
+        raise CheckpointError(
+            f"{folder / TEACHER}: no such file, so the weights before the distillation are not there; copy the "
+            "whole folder, or use the checkpoint that was distilled"
+        )
+    kept = {name: one for name, one in read_manifest(folder).items() if "target_time_mlp" not in name}
+    return {**kept, **read_header(folder / TEACHER)}
 
 
 def _copy(folder: Path, output: Path) -> None:

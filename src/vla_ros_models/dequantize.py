@@ -86,10 +86,10 @@ def _belongs(name: str, found: Mapping[str, StoredTensor]) -> bool:
 
 def _four_bit(weight: str, state: bytes, stored: Mapping[str, StoredTensor]) -> StoredTensor:
     try:
-        said = json.loads(state)
+        quant_state = json.loads(state)
         packing = Packing(
-            tuple(said["shape"]), said["dtype"], said["blocksize"], said.get("nested_blocksize", 0),
-            said.get("nested_offset", 0.0),
+            tuple(quant_state["shape"]), quant_state["dtype"], quant_state["blocksize"],
+            quant_state.get("nested_blocksize", 0), quant_state.get("nested_offset", 0.0),
         )  # fmt: skip
         names = ("absmax", "quant_map", *(("nested_absmax", "nested_quant_map") if packing.nested_block else ()))
         parts = {name: stored[f"{weight}.{name}"] for name in names}
@@ -120,8 +120,8 @@ def _int8(name: str, stored: Mapping[str, StoredTensor]) -> StoredTensor:
 def _check(folder: Path, quantized: list[str]) -> None:
     """Compare ``quantization_config`` with the weights that are quantised."""
     path = folder / "config.json"
-    said = read_json(path).get("quantization_config") if path.is_file() else None
-    config = Fields(said or {}, f"{path}: quantization_config", "save the checkpoint unquantised")
+    stated = read_json(path).get("quantization_config") if path.is_file() else None
+    config = Fields(stated or {}, f"{path}: quantization_config", "save the checkpoint unquantised")
     config.expect("quant_method", "bitsandbytes")
     if (config.get("load_in_4bit") or config.get("load_in_8bit")) and not quantized:
         raise CheckpointError(f"{config.where}: says that weights are quantised, but none is; remove the entry")

@@ -66,6 +66,9 @@ class FlowCheckpoint(Protocol):
     @property
     def trained_delay(self) -> int: ...
 
+    @property
+    def distilled(self) -> int: ...
+
     def plan(self, flow_steps: int) -> Callable[[str, str, str], MemoryNeeds]: ...
 
 
@@ -189,6 +192,9 @@ class FlowPolicy(SamplingPolicy[LoadedFlow, FlowRequest], Generic[C]):
 
     def _open(self, where: Placement) -> C:
         checkpoint = self._read()
+        self._require_steps(checkpoint.distilled)
+        if checkpoint.distilled:
+            self._require_guidance(checkpoint.distilled)
         if self._options.rtc == "trained" and not checkpoint.trained_delay:
             raise ConfigError(
                 f"policy.rtc: trained, but {self.folder} was not trained for it (no rtc_training_max_delay "
@@ -196,6 +202,19 @@ class FlowPolicy(SamplingPolicy[LoadedFlow, FlowRequest], Generic[C]):
             )
         self._memory = MemoryCheck(checkpoint.plan(self._options.flow_steps), CHOICES, str(where.device))
         return checkpoint
+
+    def _require_guidance(self, steps: int) -> None:
+        """Raise ConfigError for guidance that is not defined with few ``steps``."""
+        if steps == 1 and self._options.rtc == "jacobian":
+            raise ConfigError(
+                "policy.rtc: jacobian corrects noisy actions, which later flow steps turn into a plan, but "
+                f"{self.folder} has one flow step; set guided or auto"
+            )
+        if self._options.rtc_max_guidance > steps:
+            raise ConfigError(
+                f"policy.rtc_max_guidance: {self._options.rtc_max_guidance:g}, but one of {steps} flow steps would "
+                f"then correct more than the whole error; set at most {steps}, or 0"
+            )
 
     def _build(self, opened: C, where: Placement, progress: Progress) -> None:
         self._loaded = self._load(opened, where, progress)

@@ -108,7 +108,7 @@ class LeadingRank(GroupOfRanks):
 
     def __init__(self, message: dict[str, Any], devices: Sequence[torch.device], timeout: float) -> None:
         self.lost = ""
-        self._timeout, self._limit, self._deadline, self._told = (
+        self._timeout, self._limit, self._deadline, self._ordered = (
             SHARE_OF_TIMEOUT * timeout,
             LOADING,
             float("inf"),
@@ -150,7 +150,7 @@ class LeadingRank(GroupOfRanks):
             time.sleep(_POLL)
 
     def tell(self, order: str) -> None:
-        self._told = True
+        self._ordered = True
         if order.startswith("capture"):
             self._deadline = time.monotonic() + LOADING
         try:
@@ -167,14 +167,14 @@ class LeadingRank(GroupOfRanks):
     @contextmanager
     def running(self, loading: bool = False) -> Iterator[None]:
         self.check()
-        self._told = False
+        self._ordered = False
         self._deadline = time.monotonic() + (LOADING if loading else self._limit)
         try:
             yield
         except NotFiniteError:  # all stages have run
             raise
         except Exception as error:
-            if not self._told:  # nobody else has begun
+            if not self._ordered:  # nobody else has begun
                 raise
             self._settle()
             self._fail(f"rank 0 failed while the others waited for it: {error}")
@@ -216,14 +216,14 @@ class LeadingRank(GroupOfRanks):
     def _look(self) -> None:
         """Read what the children say; fail if one has ended or is late."""
         for child in self._children:
-            said = child.read()
-            if said == "here":
+            text = child.read()
+            if text == "here":
                 child.here = True
-            elif said == "ready":
+            elif text == "ready":
                 child.ready = True
-            elif said:
-                self._fail(f"{child.name}: {said}")
-            elif said is None:
+            elif text:
+                self._fail(f"{child.name}: {text}")
+            elif text is None:
                 self._fail(f"{child.name} {_ending(child.process)}")
         if all(child.here for child in self._children):
             self._started.set()

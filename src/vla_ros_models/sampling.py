@@ -67,6 +67,22 @@ class SamplingPolicy(NetworkPolicy[M, SamplingSession, Q], Generic[M, Q]):
     _options: SamplingOptions
     takes_any_size = True
 
+    def _require_steps(self, distilled: int) -> None:
+        """Raise ConfigError if the options ask for other flow steps than the checkpoint was distilled into."""
+        if distilled and self._options.flow_steps not in (0, distilled):
+            raise ConfigError(
+                f"policy.flow_steps: {self._options.flow_steps}, but {self.folder} was distilled into {distilled} "
+                f"and knows no other number; set 0, or restore its teacher with vla-ros convert --teacher"
+            )
+
+    def _require_teacher(self, distilled: int) -> None:
+        """Raise ConfigError if a checkpoint that is to be trained was distilled."""
+        if distilled:
+            raise ConfigError(
+                f"--checkpoint {self.folder}: was distilled into {distilled} flow steps; train its teacher "
+                "(vla-ros convert --teacher), then distil the result"
+            )
+
     def start_session(self) -> SamplingSession:
         return SamplingSession(self._options.seed)
 

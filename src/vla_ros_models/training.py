@@ -104,8 +104,19 @@ class Batch:
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Self":
         """Return the batch with every tensor changed."""
-        found = {one.name: getattr(self, one.name) for one in fields(self)}
-        return replace(self, **{name: change(one) for name, one in found.items() if isinstance(one, Tensor)})
+
+        def changed(one: Any) -> Any:
+            if isinstance(one, Batch):
+                return one.each(change)
+            if isinstance(one, tuple):
+                return tuple(map(changed, one))
+            return change(one) if isinstance(one, Tensor) else one
+
+        return replace(self, **{one.name: changed(getattr(self, one.name)) for one in fields(self)})
+
+    def after(self, count: int) -> "Self":
+        """Return the batch without its first ``count`` samples."""
+        return self.each(lambda one: one[count:])
 
     def to(self, device: torch.device) -> "Self":
         return self.each(lambda one: one.to(device, non_blocking=True))
@@ -171,6 +182,7 @@ class Trainable:
     tied: tuple[str, ...] = ()  # names of one tensor
     tower: TowerShape | None = None  # the widest vision tower; None if its share is small
     row: int | None = None  # entry of a tensor with one for each embodiment; None if there are none
+    delay: int = 0  # longest delay of the checkpoint's trained real-time chunking; 0 without such training
 
 
 def stack_arrays(samples: Sequence[Prepared], key: str, pad: float = 0) -> Tensor:

@@ -255,8 +255,8 @@ class PaddedLeft(GrootTrainee):
 
     pad = 380  # of the small tokenizer
 
-    def read(self, batch):
-        hidden, ops, text = super().read(batch).clone(), TrainingOps(), self.backbone.text
+    def _encode(self, batch):
+        hidden, ops, text = super()._encode(batch).clone(), TrainingOps(), self.backbone.text
         row = self.backbone.embedding[self.pad][None, None]
         for index, layer in enumerate(text.layers):
             stream = Stream(row, 2 * index + 1)

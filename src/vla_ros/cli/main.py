@@ -35,10 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, VlaRosError, ImportError) as error:
         if isinstance(_first_cause(error), KeyboardInterrupt):
             return _fail(arguments[0], "interrupted", 130)
-        told = missing_library(error) if isinstance(error, ImportError) else error
-        if told is None:
+        failure = missing_library(error) if isinstance(error, ImportError) else error
+        if failure is None:
             raise
-        return _fail(arguments[0], told)
+        return _fail(arguments[0], failure)
     except BrokenPipeError:  # `vla-ros config | head`
         sys.stderr.close()
         return 0

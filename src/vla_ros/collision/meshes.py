@@ -109,7 +109,7 @@ class _Reader:
     def __init__(self, key: _Key) -> None:
         self.key, (path, scale) = key, key
         self._until = time.monotonic() + _MOST_SECONDS
-        self._found, self._said = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+        self._found, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed below
         self._signature: _Signature = ()
         with contextlib.suppress(OSError):  # the process says so
             self._signature = _signature(Path(path).stat())
@@ -117,7 +117,7 @@ class _Reader:
             [sys.executable, "-m", "vla_ros.collision.meshes", path, *map(repr, scale)],
             stdin=subprocess.DEVNULL,
             stdout=self._found,
-            stderr=self._said,
+            stderr=self._errors,
             start_new_session=True,
             env={**os.environ, **dict.fromkeys(_THREADS, "1")},
         )
@@ -128,15 +128,15 @@ class _Reader:
     def result(self) -> _Read:
         status = self._process.poll()
         self._found.seek(0)
-        self._said.seek(0, os.SEEK_END)
-        self._said.seek(max(0, self._said.tell() - 2000))
-        said = self._said.read().decode(errors="replace").split()
+        self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, self._errors.tell() - 2000))
+        errors = self._errors.read().decode(errors="replace").split()
         try:
             if status == 0:
                 with np.load(io.BytesIO(self._found.read()), allow_pickle=False) as arrays:
                     signature, pieces = _unpacked(arrays)
                 return _Read(signature, pieces, "")
-            why = " ".join(said) if said and status else f"the process that reads it ended with status {status}"
+            why = " ".join(errors) if errors and status else f"the process that reads it ended with status {status}"
         except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
             why = f"the process that reads it wrote something else ({error})"
         if status is None:
@@ -148,7 +148,7 @@ class _Reader:
             self._process.kill()
             self._process.wait()
         self._found.close()
-        self._said.close()
+        self._errors.close()
 
 
 def _being_read(name: str) -> str:

@@ -17,6 +17,10 @@ SHIPPED = {"demo": "openvla", "demo-pi": "pi"}
 _CONFIG, _ADAPTER = "config.json", "adapter_config.json"
 ADAPTER_FILE, LORA_FOLDER = "adapter_model.safetensors", "lora_adapter"
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
+DISTILLED = "vla_ros_distilled"
+"""``type`` of a checkpoint whose flow was distilled into few steps: other programs would run it with more."""
+DISTILLED_FILES = ("distilled.safetensors", "distilled.safetensors.index.json")
+"""Names of its weights, under which no other program looks for any."""
 _TELLING = ("type", "model_type", "architectures", "action_horizon")
 _EXPECTED = (
     "'type' with 'input_features' (LeRobot), 'model_type' openvla or Gr00tN1d7, or 'action_horizon' (openpi's "
@@ -45,23 +49,23 @@ def identify(checkpoint: str, base: str = "") -> Identified:
     if path is None:
         raise CheckpointError(f"policy.checkpoint: {folder} has no {_CONFIG}{_other_layout(folder)}")
     config = _read(path)
-    said = {key: config[key] for key in _TELLING if key in config}
+    identifying = {key: config[key] for key in _TELLING if key in config}
     found = {name: claim for name in available() if (claim := claims(name, config)) > 0}
     best = [name for name, claim in found.items() if claim == max(found.values())]
     if not best:
         raise CheckpointError(
-            f"policy.checkpoint: no policy runs {folder}; {path} has {said or sorted(config)[:8]}, expected "
+            f"policy.checkpoint: no policy runs {folder}; {path} has {identifying or sorted(config)[:8]}, expected "
             f"{_EXPECTED}. Set policy.name if one of {', '.join(available())} can"
         )
     if len(best) > 1:
         raise ConfigError(
-            f"policy.name: {' and '.join(best)} can both run {folder} ({path} has {said}); set policy.name "
+            f"policy.name: {' and '.join(best)} can both run {folder} ({path} has {identifying}); set policy.name "
             "to one of them"
         )
     name = best[0]
     for place in _places(folder, base):
         name = refined(name, place)
-    key, value = next(iter(said.items()))
+    key, value = next(iter(identifying.items()))
     return Identified(name, f"{path} has {key} {value!r}")
 
 
@@ -209,7 +213,8 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise CheckpointError(f"{path}: not readable as JSON ({why}); {advice}") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path}: found {type(config).__name__}, expected a JSON object")
-    return config
+    teacher = config.get("teacher") if config.get("type") == DISTILLED else None
+    return teacher if isinstance(teacher, dict) else config
 
 
 def _other_layout(folder: Path) -> str:

@@ -195,21 +195,21 @@ def action_spec(spec: PolicySpec, config: Config, executed: Executed = ()) -> di
         return {"actions": _part("actions", spec.dimension, _RAW)}
     several = len({part.arm for part in parts if part.arm}) > 1
     for part, columns in replace(spec, action=parts).columns():
-        said = []
+        described = []
         if part.quantity == "tip_delta":
             form = part.form or config.control.rotation
-            said = [_part("position", 3, "delta_xyz"), _part("rotation", 3, _FORMATS[form])]
+            described = [_part("position", 3, "delta_xyz"), _part("rotation", 3, _FORMATS[form])]
         elif part.quantity == "tip_position":
-            said = [_part("position", 3, "absolute_xyz")]
+            described = [_part("position", 3, "absolute_xyz")]
         elif part.quantity == "tip_rotation":
-            said = [_part("rotation", part.size(0), _FORMATS.get(part.form, part.form))]
+            described = [_part("rotation", part.size(0), _FORMATS.get(part.form, part.form))]
         elif part.quantity == "gripper":
             ends = gripper_ends(part, config.gripper)
             name = next((name for name, known in GRIPPERS.items() if known == ends), _RAW)
-            said = [_part("gripper", 1, name) | {"range": sorted(ends)}]
+            described = [_part("gripper", 1, name) | {"range": sorted(ends)}]
         elif part.quantity != UNUSED:
-            said = [_part("joints", columns.stop - columns.start, _JOINTS.get(part.quantity, part.quantity))]
-        found |= {(f"{part.arm}_" if several else "") + one["name"]: one for one in said}
+            described = [_part("joints", columns.stop - columns.start, _JOINTS.get(part.quantity, part.quantity))]
+        found |= {(f"{part.arm}_" if several else "") + one["name"]: one for one in described}
     return found
 
 

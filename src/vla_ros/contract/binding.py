@@ -199,10 +199,10 @@ def _check_action(spec: PolicySpec, arms: Mapping[str, Arm], control: ControlCon
 def _check_form(component: Component, arm: Arm, control: ControlConfig) -> None:
     """Check that a component's form agrees with the options for the gripper range and the rotation."""
     if component.quantity == "gripper" and component.range:
-        said = (arm.config.gripper.closed_value, arm.config.gripper.open_value)
-        if said != component.range:
+        closed, opened = arm.config.gripper.closed_value, arm.config.gripper.open_value
+        if (closed, opened) != component.range:
             raise ConfigError(
-                f"gripper.closed_value and gripper.open_value: found {said[0]:g} and {said[1]:g}, but the policy "
+                f"gripper.closed_value and gripper.open_value: found {closed:g} and {opened:g}, but the policy "
                 f"returns {component}; set them to the two ends of this range, closed first"
             )
     if component.quantity == "tip_delta" and component.form not in ("", control.rotation):

@@ -34,12 +34,12 @@ def complete_spec(spec: PolicySpec, config: Config) -> PolicySpec:
         [_in_one_form(text, section.joint_form) for text in texts] for texts in (section.action, section.state)
     )
     images = {image.key: image for image in map(_image, section.images)}
-    said = [_state(text) for text in wanted]
-    states = {state.key: state for state in said if not state.parts}
-    states |= {key: StateFeature(key, size=size) for state in said for key, size in state.parts}
+    entries = [_state(text) for text in wanted]
+    states = {state.key: state for state in entries if not state.parts}
+    states |= {key: StateFeature(key, size=size) for state in entries for key, size in state.parts}
     stated = [_time(option, text) for option in _TIMES for text in getattr(section, option)]
     times = dict(stated)
-    given = [*map(_key, section.images), *(key for state in said for key, _ in state.parts or [(state.key, 0)])]
+    given = [*map(_key, section.images), *(key for state in entries for key, _ in state.parts or [(state.key, 0)])]
     for options, listed in (("images and features.state", given), (_BOTH, [key for key, _ in stated])):
         twice = sorted({key for key in listed if listed.count(key) > 1})
         if twice:
@@ -71,20 +71,20 @@ def join_states(states: Sequence[StateFeature], config: Config) -> tuple[StateFe
     """
     left, joined = {state.key: state for state in states}, list[StateFeature]()
     for text in config.features.state:
-        said = _state(_in_one_form(text, config.features.joint_form))
-        known = [key for key, _ in said.parts if key in left]
+        entry = _state(_in_one_form(text, config.features.joint_form))
+        known = [key for key, _ in entry.parts if key in left]
         if not known:
             continue
         own = [left.pop(key) for key in known]
-        if len(known) < len(said.parts):
-            raise ConfigError(f"features.state: found '{said.key}', but the policy takes only {', '.join(known)}")
+        if len(known) < len(entry.parts):
+            raise ConfigError(f"features.state: found '{entry.key}', but the policy takes only {', '.join(known)}")
         for state in own:
             if not state.size or state.delta_timestamps != own[0].delta_timestamps:
                 why = "has other times than the first" if state.size else f"needs a size, as in '{state.key}[3]'"
-                raise ConfigError(f"features.state: found '{said.key}', but '{state.key}' {why}")
+                raise ConfigError(f"features.state: found '{entry.key}', but '{state.key}' {why}")
         joined.append(
             replace(
-                said,
+                entry,
                 size=sum(state.size for state in own),
                 delta_timestamps=own[0].delta_timestamps,
                 middle=_concatenated([state.middle for state in own]),
@@ -162,31 +162,31 @@ def _time(option: str, text: str) -> tuple[str, tuple[DeltaTimestamp, ...]]:
     return key, tuple(DeltaTimestamp(seconds=float(number)) for number in numbers)
 
 
-def _with_image(image: ImageFeature, said: ImageFeature | None, times: _Times) -> ImageFeature:
-    if said is not None:
-        size = image.size if image.processor or image.size else said.size
+def _with_image(image: ImageFeature, entry: ImageFeature | None, times: _Times) -> ImageFeature:
+    if entry is not None:
+        size = image.size if image.processor or image.size else entry.size
         if size and image.takes and size != image.takes:
             found, taken = (f"{width}x{height}" for height, width in (size, image.takes))
             raise ConfigError(f"features.images: found {found} for '{image.key}', the policy takes {taken}")
-        image = replace(image, camera=said.camera or image.camera, size=size)
+        image = replace(image, camera=entry.camera or image.camera, size=size)
     return replace(image, delta_timestamps=_when(image.key, image.delta_timestamps, times))
 
 
-def _with_state(state: StateFeature, said: StateFeature | None, times: _Times) -> StateFeature:
-    if said is not None:
-        if state.size and said.size and state.size != said.size:
+def _with_state(state: StateFeature, entry: StateFeature | None, times: _Times) -> StateFeature:
+    if entry is not None:
+        if state.size and entry.size and state.size != entry.size:
             raise ConfigError(
-                f"features.state: found {said.size} numbers for '{state.key}', the policy expects {state.size}"
+                f"features.state: found {entry.size} numbers for '{state.key}', the policy expects {state.size}"
             )
-        if state.components and said.components != state.components:
-            found = f"found {_text(said.components) or 'a part of a longer vector'} for '{state.key}'"
+        if state.components and entry.components != state.components:
+            found = f"found {_text(entry.components) or 'a part of a longer vector'} for '{state.key}'"
             raise ConfigError(f"features.state: {found}, the policy expects {_text(state.components)}")
-        state = replace(state, components=said.components, size=state.size or said.size)
+        state = replace(state, components=entry.components, size=state.size or entry.size)
     return replace(state, delta_timestamps=_when(state.key, state.delta_timestamps, times))
 
 
-def _when(key: str, own: tuple[DeltaTimestamp, ...], said: _Times) -> tuple[DeltaTimestamp, ...]:
-    wanted = said.get(key, own)
+def _when(key: str, own: tuple[DeltaTimestamp, ...], times: _Times) -> tuple[DeltaTimestamp, ...]:
+    wanted = times.get(key, own)
     if own not in (NOW, wanted):
         raise ConfigError(f"features.{_BOTH}: found {wanted} for '{key}', but the policy requires {own}")
     return wanted
@@ -198,21 +198,21 @@ def _action(spec: PolicySpec, section: Sequence[str]) -> tuple[Component, ...]:
     If the policy has no action components, return those of ``features.action``.
     """
     try:
-        said = parse_components(" + ".join(section), action=True) if section else ()
+        configured = parse_components(" + ".join(section), action=True) if section else ()
     except ConfigError as error:
         raise ConfigError(f"features.action: {error}") from None
-    if not spec.action or not said:
-        return spec.action or said
-    fitting = len(said) == len(spec.action) and all(
+    if not spec.action or not configured:
+        return spec.action or configured
+    fitting = len(configured) == len(spec.action) and all(
         ours == theirs or (not ours.form and ours.quantity in BY_OPTIONS and replace(theirs, form="") == ours)
-        for ours, theirs in zip(spec.action, said, strict=True)
+        for ours, theirs in zip(spec.action, configured, strict=True)
     )
     if not fitting:
         raise ConfigError(
-            f"features.action: found {_text(said)}, but the policy's actions are {_text(spec.action)}; leave "
+            f"features.action: found {_text(configured)}, but the policy's actions are {_text(spec.action)}; leave "
             "features.action out, or run another policy"
         )
-    return said
+    return configured
 
 
 def _text(components: Sequence[Component]) -> str:

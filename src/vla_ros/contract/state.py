@@ -187,9 +187,9 @@ def _continuing(feature: StateFeature, readers: tuple[ComponentReader, ...]) -> 
         if rotation and component.choice != WRAPPED:
             learned = middle[start:end]
             reference = np.array(learned if len(learned) == one.size else component.near)
-            said = f", near {np.array2string(reference, precision=3)} (checkpoint)" if learned else ""
+            suffix = f", near {np.array2string(reference, precision=3)} (checkpoint)" if learned else ""
             chosen = ContinuousRotation(component.form, reference if reference.size else None)
-            one = replace(one, continuous=chosen, source=one.source + said)
+            one = replace(one, continuous=chosen, source=one.source + suffix)
         start = end
         yield one
 

@@ -263,5 +263,5 @@ def describe_competing(competing: CompetingSources, topic: str, endpoints: Itera
     if len(two) == 2:
         return f"{names} publish {what}on {topic} in turn", is_named
     kinds = f"{competing.first.kind} and {competing.second.kind}"
-    said = f"two positions of {what}that no velocity limit allows, " if what else f"{kinds} "
-    return f"{names} publishes {said}in turn on {topic}", is_named
+    alternating = f"two positions of {what}that no velocity limit allows, " if what else f"{kinds} "
+    return f"{names} publishes {alternating}in turn on {topic}", is_named

@@ -51,14 +51,14 @@ class Claimant:
     def is_there(self) -> bool:
         """Return True while the node is connected; store its name once it has arrived."""
         try:
-            said = self.connection.recv(512) if self.connection else b""
+            received = self.connection.recv(512) if self.connection else b""
         except BlockingIOError:
             return True
         except OSError:
             return False
-        if _NAME.fullmatch(said):
-            self.name = said.decode()
-        return bool(said)
+        if _NAME.fullmatch(received):
+            self.name = received.decode()
+        return bool(received)
 
 
 class Claim:
@@ -129,8 +129,8 @@ class Claim:
 
     def _meet(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        said = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        other = Claimant(connection, _CREDENTIALS.unpack(said)[0])
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        other = Claimant(connection, _CREDENTIALS.unpack(credentials)[0])
         with contextlib.suppress(OSError):
             connection.send(self._name)
         if other.is_there():

@@ -98,7 +98,7 @@ class GraphWatch:
 
     def _commanders(self, at_once: bool) -> dict[Reason, str]:
         """Return the other nodes that claim a command topic or publish on it."""
-        said = []
+        contests = []
         for topic, own in self._own.items():
             claimants = self._claims[topic].update()
             if ANY in self._allowed:
@@ -111,5 +111,5 @@ class GraphWatch:
             found = {gid: node for gid, node in found.items() if self._was_there(gid) or node or at_once}
             found = {gid: node for gid, node in found.items() if node not in known}
             if claimants or found:
-                said.append(f"{name_nodes(found, map(str, claimants))} publishes on {topic}, too")
-        return {Reason.COMMAND_CONTESTED: "; ".join(said)} if said else {}
+                contests.append(f"{name_nodes(found, map(str, claimants))} publishes on {topic}, too")
+        return {Reason.COMMAND_CONTESTED: "; ".join(contests)} if contests else {}

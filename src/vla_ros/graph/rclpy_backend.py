@@ -143,8 +143,8 @@ def spin_once(
     except ExternalShutdownException:
         return False
     except Exception as error:  # one bad message must not stop the robot's node
-        said = f"callback failed: {type(error).__name__}: {error}\n{traceback.format_exc()}"
-        logger.error(printable(said))
+        text = f"callback failed: {type(error).__name__}: {error}\n{traceback.format_exc()}"
+        logger.error(printable(text))
         if not isinstance(error, VlaRosError):
             on_error(error)
     return True

@@ -12,7 +12,7 @@ from vla_ros.graph.node import Backend, Node, RawSubscription
 from vla_ros.graph.origin import Origin
 
 _DISCOVERED = 2.0  # s; usually immediate
-_SAID = 1.0  # s
+_LOG_PERIOD = 1.0  # s
 
 
 class Wiring:
@@ -39,7 +39,7 @@ class Wiring:
 
     def teller(self, type_name: str, topic: str, qos: str) -> Any:
         """Create a publisher for what is told, not commanded: what cannot be sent is logged, and not raised."""
-        return _Told(self.publisher(type_name, topic, qos), self.node.get_logger())
+        return _LoggingPublisher(self.publisher(type_name, topic, qos), self.node.get_logger())
 
     def publisher_and_gid(self, type_name: str, topic: str, qos: str) -> tuple[Any, bytes]:
         """Create a publisher and return it with its ``endpoint_gid`` in discovery.
@@ -146,19 +146,19 @@ class Wiring:
         self.taps.clear()
 
 
-class _Told:
-    """A publisher that logs, at most once in :data:`_SAID` seconds, what could not be sent, and raises nothing."""
+class _LoggingPublisher:
+    """Logs what could not be sent, at most once in :data:`_LOG_PERIOD` seconds, and never raises."""
 
     def __init__(self, publisher: Any, logger: Logger) -> None:
-        self._publisher, self._logger, self._said = publisher, logger, -math.inf
+        self._publisher, self._logger, self._logged = publisher, logger, -math.inf
 
     def publish(self, message: Any) -> None:
         try:
             self._publisher.publish(message)
         except Exception as error:
             now = time.monotonic()
-            if now - self._said > _SAID:
-                self._said = now
+            if now - self._logged > _LOG_PERIOD:
+                self._logged = now
                 self._logger.error(f"{self._publisher.topic_name}: not sent: {type(error).__name__}: {error}")
 
     def __getattr__(self, name: str) -> Any:

@@ -161,16 +161,16 @@ def follow(requests: Sequence[str], node: PolicyNode, *, ready: bool = True) -> 
     Signals are not ordered: a busy process may see a reset before an earlier request to arm. A request to ``arm``
     is therefore refused if ``disarm`` or ``reset`` came with it, and if it came before the node was ``ready``.
     """
-    said = []
+    answers = []
     if "disarm" in requests:
-        said.append(node.enable(False)[1])
+        answers.append(node.enable(False)[1])
     if "reset" in requests:
-        said.append(node.reset()[1])
+        answers.append(node.reset()[1])
     if "arm" in requests:
         late = "not armed: the signal came together with another, and signals have no order; send it again"
         early = "not armed: the signal came before the node was ready, and is void; send it again"
-        said.append(early if not ready else late if said else node.enable(True)[1])
-    return said
+        answers.append(early if not ready else late if answers else node.enable(True)[1])
+    return answers
 
 
 def write_file(option: str, path: Path, text: str) -> None:

@@ -42,7 +42,7 @@ class RunPolicy:
     ) -> None:
         self._context, self._instruct, self._remaining = context, instruct, remaining
         self._goal: ServedGoal | None = None
-        self._began = self._told = 0.0  # steady clock, s
+        self._began = self._reported = 0.0  # steady clock, s
         self._commands = 0  # sent before the goal
         kind = wiring.graph.action(_TYPE)
         self._make_result, self._make_feedback = kind.Result, kind.Feedback
@@ -58,16 +58,16 @@ class RunPolicy:
 
     def _start(self, goal: ServedGoal) -> None:
         self._goal, self._began = goal, self._context.clock.steady()
-        self._told, self._commands = self._began, self._context.stats.frames()["commands"]
+        self._reported, self._commands = self._began, self._context.stats.frames()["commands"]
         if not goal.goal.prompt.strip():
             self._end(ABORTED, "the prompt is empty", keep=True)
         elif self._context.safety.state in (State.DISARMED, State.STOPPED):
             self._end(ABORTED, f"not started: {self._context.safety.explain()}", keep=True)
         else:
-            _, said = self._instruct(goal.goal.prompt)
-            self._context.logger.info(f"run_policy: {said or 'the instruction is unchanged'}")
+            _, answer = self._instruct(goal.goal.prompt)
+            self._context.logger.info(f"run_policy: {answer or 'the instruction is unchanged'}")
             if self._context.inputs.snapshot.instruction != goal.goal.prompt.strip():
-                self._end(ABORTED, said, keep=True)
+                self._end(ABORTED, answer, keep=True)
 
     def _cancel(self, goal: ServedGoal) -> None:
         if goal is self._goal:
@@ -93,8 +93,8 @@ class RunPolicy:
             self._end(ABORTED, "another instruction was given", keep=True)
         elif limit and now - self._began > limit:
             self._end(ABORTED, f"not done within {limit:g} s (timeouts.run)")
-        elif now - self._told >= _FEEDBACK:
-            self._told = now
+        elif now - self._reported >= _FEEDBACK:
+            self._reported = now
             status = "executing" if safety.may_move else safety.explain()
             done = self._context.stats.frames()["commands"] - self._commands
             goal.publish_feedback(

@@ -72,7 +72,7 @@ class Telemetry:
         self._unsent = ""  # why an action was not published
         self._debug_wanted = False
         self._to_draw: StepResult | None = None
-        self._said: tuple[str, ...] = ()  # state and blocks
+        self._published: tuple[str, ...] = ()  # state and blocks
         self._answer: Mapping[str, Any] = {}
         self._outside, self._outside_said = 0, 0
         self._health = TopicHealth(self._node, self._watched(), config.timeouts.publisher)
@@ -128,8 +128,8 @@ class Telemetry:
             "guard": self._guard(),
         }
         self._status.publish(self._graph.message("std_msgs/msg/String")(data=json.dumps(content)))
-        if (status.state, status.mode, *status.blocks) != self._said:
-            self._said = (status.state, status.mode, *status.blocks)
+        if (status.state, status.mode, *status.blocks) != self._published:
+            self._published = (status.state, status.mode, *status.blocks)
             self._diagnose([self._state_part()])
 
     # On the thread that spins

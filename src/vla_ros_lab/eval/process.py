@@ -93,10 +93,10 @@ class BenchmarkProcess:
             raise BenchmarkError(f"damaged answer: {error}") from None
         if "error" not in answer:
             return answer
-        told = str(answer["error"])
-        if any(name in told for name in _IMPORTS):
-            told += f"; are the benchmark's packages and variables those of {self._python} (--python)?"
-        raise BenchmarkError(told)
+        failure = str(answer["error"])
+        if any(name in failure for name in _IMPORTS):
+            failure += f"; are the benchmark's packages and variables those of {self._python} (--python)?"
+        raise BenchmarkError(failure)
 
     def _read(self, size: int) -> bytes:
         assert self._link is not None

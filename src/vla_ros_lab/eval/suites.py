@@ -226,9 +226,9 @@ def fit_benchmark(
         names, counts = [" + ".join(names)], [sum(counts)]  # the vector has them all, in the policy's order
     for name, size in zip(names, counts, strict=True):
         if not vector or size not in (0, vectors[vector]):
-            said = f" of {size} numbers" if size else ""
+            size_text = f" of {size} numbers" if size else ""
             found = ", ".join(f"{each} of {length}" for each, length in vectors.items()) or "none"
-            raise ConfigError(f"the policy's state '{name}'{said}: {first['name']} sends the vectors {found}")
+            raise ConfigError(f"the policy's state '{name}'{size_text}: {first['name']} sends the vectors {found}")
         notes.append(f"state: {name} = {vector}")
     if names:
         options["features.state"] = [f"{name} = topic.{vector}[{vectors[vector]}]" for name in names]
@@ -246,14 +246,14 @@ def _action(base: Config, spec: PolicySpec, stated: Mapping[str, Any], notes: li
         form = parts["tip_delta"].form if "tip_delta" in parts else ""
         ends = parts["gripper"].range if "gripper" in parts else None
     else:
-        said = stated["action_spec"]
-        sizes = [part["dims"] for part in said.values()]
+        action_spec = stated["action_spec"]
+        sizes = [part["dims"] for part in action_spec.values()]
         if all(sizes) and sizes and spec.dimension not in (0, sum(sizes)):
-            takes = " + ".join(f"{name} ({part['format']}, {part['dims']})" for name, part in said.items())
+            takes = " + ".join(f"{name} ({part['format']}, {part['dims']})" for name, part in action_spec.items())
             ours = f"{spec.dimension} numbers ({' + '.join(map(str, spec.action)) or 'numbers'})"
             raise ConfigError(f"the policy's actions have {ours}, but {stated['name']} takes {takes}")
-        form = benchmarks.ROTATIONS.get(str(said.get("rotation", {}).get("format")), "")
-        ends = benchmarks.GRIPPERS.get(str(said.get("gripper", {}).get("format")))
+        form = benchmarks.ROTATIONS.get(str(action_spec.get("rotation", {}).get("format")), "")
+        ends = benchmarks.GRIPPERS.get(str(action_spec.get("gripper", {}).get("format")))
     if form and any(part.quantity == "tip_delta" for part in spec.action):
         options["control.rotation"] = form
     if gripper is not None:

@@ -98,8 +98,10 @@ class Bag:
             reasons = "; ".join(map(str, self._losses)) or "no storage file"
             raise BagError(f"{path}: nothing can be read: {reasons}")
         for topic in sorted(self._formats.keys() & self.topics.keys()):
-            told = f"says that messages are in {self._formats[topic]!r}; they are read as cdr, as the storage says"
-            self._lose(_METADATA, f"topic {topic}", told)
+            difference = (
+                f"says that messages are in {self._formats[topic]!r}; they are read as cdr, as the storage says"
+            )
+            self._lose(_METADATA, f"topic {topic}", difference)
 
     def __enter__(self) -> "Bag":
         return self

@@ -181,7 +181,9 @@ def read_recording(
     texts: dict[str, list[tuple[int, str]]] = {}  # topic to time and instruction of each change
     types = bag.topics
     spoken = (selection.instruction,) if selection.instruction else ()
-    topics = {topic for topics in (*roles.values(), spoken, selection.told) for topic in topics if topic}
+    topics = {
+        topic for topics in (*roles.values(), spoken, selection.instruction_reports) for topic in topics if topic
+    }
     for time, topic, message in messages(bag, topics, skipped):
         if types[topic] == TEXT:
             text = message.data if topic in spoken else _told(message.data)
@@ -201,7 +203,7 @@ def read_recording(
     joints = merged(joints, needed, timeout) if joints is not None else None
     state = {role.removeprefix("state/"): series for role, series in topics_by_role.items()}
     # The node's events tell at once what is in force; its status tells it once a second.
-    event, status = selection.told
+    event, status = selection.instruction_reports
     order = [name for name in (event, *spoken, status) if texts.get(name)]
     instructions, *others = [texts[name] for name in order] or [[]]
     remarks = [

@@ -43,7 +43,7 @@ class TopicSelection:
     state: tuple[tuple[str, str], ...] = ()  # name to topic (``robot.state_topics``)
     # The node's events and its status, which tell the instruction in force; "" if there is none, or if ``--topics``
     # names the instruction's topic.
-    told: tuple[str, str] = ("", "")
+    instruction_reports: tuple[str, str] = ("", "")
 
     @property
     def described(self) -> dict[str, str]:

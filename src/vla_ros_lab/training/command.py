@@ -60,6 +60,9 @@ def fine_tune(
         make,
         data_files(arguments.data),
         statistics,
+        getattr(arguments, "flow_steps", 0),
+        getattr(arguments, "flows", 1),
+        bool(getattr(arguments, "observations", ())),
     )
     result = finetune(job, arguments, say)
     if arguments.json is not None:

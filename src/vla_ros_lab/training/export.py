@@ -13,24 +13,26 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vla_ros.config.checkpoints import DISTILLED, DISTILLED_FILES, WEIGHT_FILES
 from vla_ros.errors import VlaRosError
 from vla_ros_lab.training.adapting import Adapted, merged_tensors
 from vla_ros_models import evidence
-from vla_ros_models.checkpoint_files import INDEX, SINGLE, StoredTensor, from_files
+from vla_ros_models.checkpoint_files import TEACHER, StoredTensor, from_files, read_json
 
 ADAPTER = "adapter"
 """Folder of the adapter in the checkpoint's."""
 
 _TYPES = {"F64": torch.float32, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_OF_A_RUN = ("run", ADAPTER, evidence.FOLDER, ".git")  # folders that are no part of a checkpoint
+_OF_A_RUN = ("config.json", "run", ADAPTER, evidence.FOLDER, ".git")  # written last, or no part of a checkpoint
 _SHARD = 5_000_000_000  # bytes
 
 
-def export(adapted: Adapted, checkpoint: Path, output: Path, dtype: str = "") -> None:
+def export(adapted: Adapted, checkpoint: Path, output: Path, dtype: str = "", flow_steps: int = 0) -> None:
     """Write the merged checkpoint to ``output``, with all other files of ``checkpoint``, and the adapter in it.
 
-    Tensors get the type ``dtype``, ``float32`` or ``bfloat16``, or keep theirs. ``config.json`` comes last: without
-    it, nothing loads. Raises VlaRosError if the disk is full.
+    Tensors get the type ``dtype``, ``float32`` or ``bfloat16``, or keep theirs. A flow that was distilled into
+    ``flow_steps`` gets a type and file names of its own, and keeps its teacher's tensors beside it. ``config.json``
+    comes last: without it, nothing loads. Raises VlaRosError if the disk is full.
     """
     trainable = adapted.trainable
     produce = trainable.produce or from_files(trainable.stored)
@@ -58,12 +60,19 @@ def export(adapted: Adapted, checkpoint: Path, output: Path, dtype: str = "") ->
     output.mkdir(parents=True, exist_ok=True)
     try:
         (output / "config.json").unlink(missing_ok=True)
-        _write(output, trainable.stored, tensor_of)
+        _write(output, trainable.stored, tensor_of, *(DISTILLED_FILES if flow_steps else WEIGHT_FILES))
+        if flow_steps:
+            own = {stored.name: weight(name) for name in new if (stored := trainable.stored[name]).file.name}
+            _save(own, output / TEACHER)
         if adapted.lora is not None:
             write_adapter(adapted, output / ADAPTER, checkpoint)
         _copy_others(checkpoint, output, {stored.file for stored in trainable.stored.values()})
+        config = read_json(checkpoint / "config.json")
+        if flow_steps:
+            config = {"type": DISTILLED, "flow_steps": flow_steps, "teacher": config}
+        (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
-        for partial in output.glob(".model*"):
+        for partial in output.glob(".*.safetensors"):
             partial.unlink()
         raise VlaRosError(
             f"{output}: not written ({error}); free some space, then run the command again: it resumes"
@@ -82,7 +91,14 @@ def _whole(adapted: Adapted, weight: Callable[[str], Tensor]) -> Iterator[tuple[
         yield name, tensor
 
 
-def _write(output: Path, stored: Mapping[str, StoredTensor], tensor_of: Callable[[str], Tensor]) -> None:
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(0o644)  # safetensors makes it readable only by its owner
+
+
+def _write(
+    output: Path, stored: Mapping[str, StoredTensor], tensor_of: Callable[[str], Tensor], single: str, index: str
+) -> None:
     """Write the shards under other names first, so that a reader never sees half of them."""
     shards: list[list[str]] = [[]]
     size = 0
@@ -93,19 +109,19 @@ def _write(output: Path, stored: Mapping[str, StoredTensor], tensor_of: Callable
             size = 0
         shards[-1].append(name)
         size += count
-    for old in (*output.glob("model*.safetensors"), output / INDEX):
+    stem = single.removesuffix(".safetensors")
+    for old in (*output.glob(f"{stem}*.safetensors"), output / index):
         old.unlink(missing_ok=True)
     where: dict[str, str] = {}
     for number, names in enumerate(shards, 1):
-        file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        file = single if len(shards) == 1 else f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors"
         partial = output / f".{file}"
-        save_file({stored[name].name: tensor_of(name) for name in names}, partial, metadata={"format": "pt"})
-        partial.chmod(0o644)  # safetensors makes it readable only by its owner
+        _save({stored[name].name: tensor_of(name) for name in names}, partial)
         partial.rename(output / file)
         where |= {stored[name].name: file for name in names}
     if len(shards) > 1:
         content = {"metadata": {}, "weight_map": where}
-        (output / INDEX).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        (output / index).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def _copy_others(checkpoint: Path, output: Path, weights: set[Path]) -> None:
@@ -117,7 +133,7 @@ def _copy_others(checkpoint: Path, output: Path, weights: set[Path]) -> None:
         return [
             name
             for name, path in paths.items()
-            if path in skipped or name in (INDEX, "config.json", output.name, *_OF_A_RUN) or path.suffix == ".bin"
+            if path in skipped or name in (*_OF_A_RUN, WEIGHT_FILES[1], output.name) or path.suffix == ".bin"
         ]
 
     shutil.copytree(checkpoint, output, ignore=ignored, dirs_exist_ok=True)
@@ -125,7 +141,6 @@ def _copy_others(checkpoint: Path, output: Path, weights: set[Path]) -> None:
         if (place / "architecture.json").is_file():  # of small checkpoints, which may share one
             shutil.copyfile(place / "architecture.json", output / "architecture.json")
             break
-    shutil.copyfile(checkpoint / "config.json", output / "config.json")
 
 
 def write_adapter(adapted: Adapted, folder: Path, checkpoint: Path) -> None:
@@ -163,8 +178,7 @@ def write_adapter(adapted: Adapted, folder: Path, checkpoint: Path) -> None:
     config.save_pretrained(str(folder))
     _sort_targets(folder / "adapter_config.json")
     named = {f"base_model.model.{name}": one.cpu().contiguous() for name, one in (tensors | saved).items()}
-    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    (folder / "adapter_model.safetensors").chmod(0o644)
+    _save(named, folder / "adapter_model.safetensors")
 
 
 def _sort_targets(path: Path) -> None:

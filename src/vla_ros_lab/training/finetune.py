@@ -29,8 +29,10 @@ from vla_ros_lab.training.recipes import recipe_of
 from vla_ros_lab.training.restated import restate
 from vla_ros_lab.training.samples import Samples
 from vla_ros_lab.training.stream import SampleStream
+from vla_ros_lab.training.teacher import act
 from vla_ros_lab.training.trainer import OPTIMIZERS, RunResult, Say, TrainOptions, train
 from vla_ros_models import evidence
+from vla_ros_models.distillation import TRAINED, distilled
 from vla_ros_models.network_policy import NetworkPolicy, Placement, choose_device
 
 logger = logging.getLogger(__name__)
@@ -42,19 +44,29 @@ _LIBRARIES = ("torch", "accelerate", "peft", "bitsandbytes", "transformers", "vl
 
 
 def add_training_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what says how a checkpoint is trained; 0 and empty take the family's published recipe."""
+    """Add what says how a checkpoint is fine-tuned; 0 and empty take the family's published recipe."""
     add = parser.add_argument
-    add("--output", type=Path, metavar="DIR", help="folder of the new checkpoint; an interrupted run resumes there")
     add("--adapter", default="lora", choices=ADAPTERS, help="what trains; qlora: on a base in 4 bits")
     add("--steps", type=number(int, 0), default=0, help="optimiser's steps")
-    add("--batch", type=number(int, 0), default=0, help="samples in memory at a time")
-    add("--accumulation", type=number(int, 1), default=1, metavar="N", help="such batches of one step")
-    add("--learning-rate", type=number(float, 0), default=0.0, metavar="R", help="peak of the schedule")
-    add("--optimizer", default="adamw", choices=OPTIMIZERS, help="adamw8bit keeps its state in 8 bits (CUDA)")
     add("--rank", type=number(int, 0), default=0, help="of adapters")
     add("--alpha", type=number(float, 0), default=0.0, help="of adapters; they are scaled by alpha / rank")
     add("--targets", default="", metavar="PATTERN", help="layers with an adapter, by their names in the checkpoint")
     add("--train", default="", metavar="PATTERN", help="parameters that train in full, likewise")
+    add_run_arguments(parser)
+    add(
+        "--scores", nargs=2, type=Path, metavar=("OLD.json", "NEW.json"),
+        help="results of vla-ros eval of the old and the new checkpoint: the verdict is theirs",
+    )  # fmt: skip
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what says how a network is trained, whatever of it trains."""
+    add = parser.add_argument
+    add("--output", type=Path, metavar="DIR", help="folder of the new checkpoint; an interrupted run resumes there")
+    add("--batch", type=number(int, 0), default=0, help="samples in memory at a time")
+    add("--accumulation", type=number(int, 1), default=1, metavar="N", help="such batches of one step")
+    add("--learning-rate", type=number(float, 0), default=0.0, metavar="R", help="peak of the schedule")
+    add("--optimizer", default="adamw", choices=OPTIMIZERS, help="adamw8bit keeps its state in 8 bits (CUDA)")
     add("--augment", default="recipe", choices=("recipe", *AUGMENTATIONS), help="how images are changed")
     add("--mask-padding", action="store_true", help="pi: leave the actions after an episode's end out of the loss")
     add("--hold-out", type=number(float, 0), default=0.1, metavar="SHARE", help="of episodes, for the comparison")
@@ -64,10 +76,6 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-recompute", action="store_true", help="keep all activations: faster, and takes more memory")
     add("--workers", type=number(int, 0), default=4, help="processes that read samples")
     add("--save-every", type=number(int, 1), default=500, metavar="N", help="steps between saved states")
-    add(
-        "--scores", nargs=2, type=Path, metavar=("OLD.json", "NEW.json"),
-        help="results of vla-ros eval of the old and the new checkpoint: the verdict is theirs",
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,9 @@ class FineTuning:
     data: Mapping[str, str]  # SHA-256 of the files of the data
     # The data's statistics: the layout of the family's file, and its content; None keeps the checkpoint's.
     statistics: tuple[str, Mapping[str, Any]] | None = None
+    flow_steps: int = 0  # into which the flow is distilled; 0: it is not
+    flows: int = 1  # of each observation that is distilled
+    own_actions: bool = False  # whether the actions are the checkpoint's own, not the data's
 
 
 def finetune(job: FineTuning, arguments: argparse.Namespace, say: Say = print) -> dict[str, Any]:
@@ -117,15 +128,21 @@ def finetune(job: FineTuning, arguments: argparse.Namespace, say: Say = print) -
     qlora = arguments.adapter == "qlora"
     dtype = arguments.base_dtype
     if dtype == "auto":
-        dtype = "bfloat16" if device.type == "cuda" and arguments.adapter != "full" else "float32"
+        whole = arguments.adapter == "full" and not job.flow_steps
+        dtype = "bfloat16" if device.type == "cuda" and not whole else "float32"
     own = {"mask_padding": True} if arguments.mask_padding else {}
     where = Placement(torch.device("cpu") if qlora else device, dtype)
     torch.manual_seed(arguments.seed)
     trainable = policy.trainable(where, not arguments.no_recompute, **own)
     recipe = recipe_of(trainable.family, trainable.layout)
     chosen = AdapterOptions(arguments.adapter, arguments.rank, arguments.alpha, arguments.targets, arguments.train)
+    if job.flow_steps:
+        trainable = distilled(trainable, job.flow_steps, job.flows)
+        chosen = AdapterOptions("full", train=TRAINED[trainable.family])
     adapted = adapt(trainable, recipe, chosen, str(device))
     samples = job.open_samples(trainable.spec)
+    if job.own_actions:
+        samples = act(policy, samples, output / RUN / "actions.npy", say)
     seen, held = proof.hold_out(samples.episodes, arguments.hold_out, arguments.seed)
     name = recipe.augmentation if arguments.augment == "recipe" else arguments.augment
     stream = SampleStream(samples, seen, trainable.inputs, arguments.seed, AUGMENTATIONS[name])
@@ -138,7 +155,8 @@ def finetune(job: FineTuning, arguments: argparse.Namespace, say: Say = print) -
     )
     batch = options.batch or recipe.batch
     trains = sum(one.numel() for one in adapted.parameters.values())
-    say(f"{trainable.family}: {arguments.adapter} as in {recipe.source}; {trains:,} parameters train")
+    what = f"into {job.flow_steps} flow steps" if job.flow_steps else arguments.adapter
+    say(f"{trainable.family}: {what} as in {recipe.source}; {trains:,} parameters train")
     first = trainable.inputs.collate([stream[0]])
     planned = plan.plan_step(
         adapted,
@@ -153,7 +171,7 @@ def finetune(job: FineTuning, arguments: argparse.Namespace, say: Say = print) -
     done = train(adapted, stream, recipe, options, output / RUN, say)
     if rank:  # the first process does the rest
         return {}
-    export(adapted, source, output, "bfloat16" if qlora else "")
+    export(adapted, source, output, "bfloat16" if qlora else "", job.flow_steps)
     compared = _prove(job, output, samples, held, arguments)
     say(str(compared))
     _write_evidence(output, job, arguments, claimed, done, compared)
@@ -200,6 +218,8 @@ def _claim(output: Path, job: FineTuning, arguments: argparse.Namespace) -> dict
             "alpha",
             "targets",
             "train",
+            "flow_steps",
+            "flows",
         )
         changed = [name for name in kept if before["options"].get(name) != options.get(name)]
         changed += [name for name in ("checkpoint", "data") if before[name] != described[name]]

@@ -70,6 +70,7 @@ class GrootArchitecture:
     flow_steps: int  # Euler steps
     time_buckets: int  # the flow time runs from 0 to this number
     ramp_rate: float  # of real-time chunking
+    targets: bool = False  # whether a flow step depends on the time at which it ends: a distilled flow
 
     @property
     def crossing(self) -> tuple[int, ...]:

@@ -20,6 +20,9 @@ from vla_ros_models.engine.weights import DecoderWeights, Layer, Matrix
 from vla_ros_models.groot.architecture import EMBEDDINGS, HEAD, LANGUAGE, VISION, GrootArchitecture
 from vla_ros_models.groot.network import TIME_PERIOD, GrootModel, Linear, Merger, SharedKeyValue
 
+TARGET_LAYERS = ("target_time_mlp_in", "target_time_mlp_out")
+"""Layers of a distilled flow for the time at which a step ends."""
+
 Get = Callable[..., Tensor]
 """Returns the tensor of a name; the other arguments are its stored shape."""
 
@@ -112,6 +115,7 @@ class StoredTensors:
             self.head.append(head_block(f"{stem}{index}.", source))
         stem = f"{HEAD}model.timestep_encoder.timestep_embedder."
         self.time = pair(f"{stem}linear_1", inner, 256), pair(f"{stem}linear_2", inner, inner)
+        self.target = [pair(f"{HEAD}{name}", inner, inner) for name in TARGET_LAYERS] if sizes.targets else []
         self.last = pair(f"{HEAD}model.proj_out_1", 2 * inner, inner)
         self.out = pair(f"{HEAD}model.proj_out_2", sizes.output, inner)
         first = each("state_encoder.layer1.", sizes.state_dim, sizes.hidden)
@@ -163,7 +167,10 @@ def build_model(
 
     text_norms = [one[0] for parts in stored.text for one in parts["norms"]]
     times = [int(step / steps * sizes.time_buckets) for step in range(steps)]
-    condition = condition_on(torch.tensor(times, dtype=torch.float32), *stored.time)
+    at = torch.tensor(times, dtype=torch.float32)
+    condition = condition_on(at, *stored.time)
+    if sizes.targets:
+        condition = condition + ending(torch.cat([at[1:], at.new_tensor([sizes.time_buckets])]), *stored.target)
     layers = [make_layer(parts, crosses=index in sizes.crossing) for index, parts in enumerate(stored.head)]
     crossing = _stack_crossing(sizes, layers)
     head_norms = chain(*(_head_norms(condition, *parts["norms"][0]) for parts in stored.head))
@@ -283,6 +290,13 @@ def condition_on(times: Tensor, first: Linear, second: Linear) -> Tensor:
     for weight, bias in (first, second):
         embedded = functional.silu(functional.linear(embedded, weight.float(), bias.float()))
     return embedded
+
+
+def ending(times: Tensor, first: Linear, second: Linear) -> Tensor:
+    """Return what the times [T] at which the steps of a distilled flow end add to the condition, [T, width]."""
+    width = first[0].shape[1]
+    embedded = functional.silu(functional.linear(sines(times, width, width // 2).to(first[0].device), *first))
+    return functional.linear(embedded, *second)
 
 
 def modulation(condition: Tensor, layer: Linear) -> tuple[Tensor, Tensor]:

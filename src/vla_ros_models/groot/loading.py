@@ -19,7 +19,7 @@ from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros_models import weights
 from vla_ros_models.adapters import read_merged
-from vla_ros_models.checkpoint_files import Fields, StoredTensor, from_files, read_fields
+from vla_ros_models.checkpoint_files import Fields, StoredTensor, from_files, read_fields, undistilled
 from vla_ros_models.groot import SAYS_VERSION, GrootOptions, older_model
 from vla_ros_models.groot.architecture import (
     COSMOS,
@@ -60,6 +60,7 @@ class GrootCheckpoint:
     embodiment: int  # its row in the weights
     formal: bool  # whether instructions lose capitals and punctuation
     stored: Manifest = field(default_factory=dict)
+    distilled: int = 0  # flow steps into which the flow was distilled; 0 if it was not
 
     @property
     def execute_steps(self) -> int:
@@ -71,7 +72,7 @@ def read_checkpoint(folder: Path, options: GrootOptions) -> GrootCheckpoint:
     """Read everything in a checkpoint except its weights."""
     model, adapter = base_folder(folder, options.base), folder
     folder = config_folder(folder, options.base)
-    config = read_fields(folder / _CONFIG)
+    config, steps = undistilled(read_fields(folder / _CONFIG))
     if version := older_model(config):
         raise CheckpointError(
             f"{config.where}: a checkpoint of GR00T {version}, another network; this package runs N1.7. "
@@ -79,7 +80,10 @@ def read_checkpoint(folder: Path, options: GrootOptions) -> GrootCheckpoint:
         )
     read = _read_lerobot if config.get("type") == "groot" else _read_nvidia
     found = read((folder,) if model is None else (folder, model), config, options)
-    found = replace(found, stored=_read_stored(adapter, options.base))
+    found = replace(found, stored=_read_stored(adapter, options.base), distilled=steps)
+    if steps:
+        sizes = replace(found.architecture, flow_steps=steps, targets=True)
+        found = replace(found, architecture=sizes)
     processing, sizes = found.processing, found.architecture
     numbers = sum(part.bounds.size for part in processing.parts)
     if processing.state_size > sizes.state_dim or max(numbers, processing.action_size) > sizes.action_dim:
@@ -264,6 +268,7 @@ EACH = re.compile(rf"{re.escape(HEAD)}(state_encoder|action_encoder|action_decod
 
 _FLOAT32 = re.compile(
     rf"{re.escape(HEAD)}(state_encoder|action_encoder|action_decoder|position_embedding|model\.timestep_encoder|"
+    rf"target_time_mlp|"
     rf"model\.proj_out|model\.transformer_blocks\.\d+\.norm1)"
 )
 

@@ -46,6 +46,7 @@ class GrootPolicy(SamplingPolicy[LoadedGroot, GrootRequest]):
 
     def _open(self, where: Placement) -> GrootCheckpoint:
         checkpoint = read_checkpoint(self.folder, self._options)
+        self._require_steps(checkpoint.distilled)
         processing = checkpoint.processing
         plan = partial(
             plan_memory, checkpoint.architecture, cameras=len(processing.images), resize=processing.resize
@@ -95,6 +96,7 @@ class GrootPolicy(SamplingPolicy[LoadedGroot, GrootRequest]):
         from vla_ros_models.groot.training import make_trainable
 
         found, device = read_checkpoint(self.folder, self._options), str(where.device)
+        self._require_teacher(found.distilled)
         return make_trainable(found, self._spec(found), device, where.dtype, recompute_layers, **options)
 
     def _spec(self, checkpoint: GrootCheckpoint) -> PolicySpec:

@@ -21,7 +21,16 @@ from vla_ros_models.engine.ops import Ops
 from vla_ros_models.engine.training import recompute, train_layer
 from vla_ros_models.engine.weights import DecoderWeights
 from vla_ros_models.groot.architecture import HEAD, GrootArchitecture
-from vla_ros_models.groot.building import StoredTensors, build_model, condition_on, make_layer, modulation, sines
+from vla_ros_models.groot.building import (
+    TARGET_LAYERS,
+    StoredTensors,
+    build_model,
+    condition_on,
+    ending,
+    make_layer,
+    modulation,
+    sines,
+)
 from vla_ros_models.groot.loading import GrootCheckpoint, load_tensors
 from vla_ros_models.groot.network import LAST_EPS, Grid, GrootModel, everywhere
 from vla_ros_models.groot.processing import Processing
@@ -54,11 +63,22 @@ class GrootBatch(Batch):
     time: Tensor  # float32 [B], 0 for noise, 1 for actions
 
 
+@dataclass(frozen=True, eq=False)
+class Context(Batch):
+    """What the action head attends to."""
+
+    tokens: Tensor  # [B, L, width]
+
+
 class ParameterTree(nn.Module):
     """Parameters by dotted names."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
+        self.graft(tensors)
+
+    def graft(self, tensors: Mapping[str, Tensor]) -> None:
+        """Add parameters."""
         for name, tensor in tensors.items():
             owner, (*path, leaf) = self, name.split(".")
             for part in path:
@@ -93,12 +113,43 @@ class GrootTrainee(nn.Module):
     def forward(self, batch: GrootBatch) -> BatchLoss:
         """Return the loss of a batch."""
         time = batch.time[:, None, None]
-        velocity = self.velocity(batch, (1 - time) * batch.noise + time * batch.actions)
+        noisy = (1 - time) * batch.noise + time * batch.actions
+        velocity = self._velocity(batch, self.read(batch), noisy, self._bucket(batch.time))
         element = (velocity - (batch.actions - batch.noise)).square() * batch.counts
         return BatchLoss(element.sum() / (batch.counts.sum() + 1e-6), element)
 
+    def counted(self, batch: GrootBatch) -> Tensor:
+        """Return what counts in the loss, bool [B, H, A]."""
+        return batch.counts
+
+    def predict(
+        self,
+        batch: GrootBatch,
+        context: Context,
+        noisy: Tensor,
+        left: Tensor,
+        target: Tensor | None = None,
+        given: Tensor | None = None,
+    ) -> Tensor:
+        """Return the velocity from actions to noise; see :class:`~vla_ros_models.distillation.FlowTrainee`."""
+        ends = None if target is None else self._bucket(1 - target)
+        return -self._velocity(batch, context, noisy, self._bucket(1 - left), ends)
+
+    def add_targets(self) -> Mapping[str, nn.Parameter]:
+        """See :class:`~vla_ros_models.distillation.FlowTrainee`."""
+        width = self.sizes.head.hidden_size
+        self.sizes = replace(self.sizes, targets=True)
+        device = next(self.network.parameters()).device
+        for name in TARGET_LAYERS:
+            layer = nn.Linear(width, width, device=device)
+            self.network.graft({f"{HEAD}{name}.{key}": one.data for key, one in layer.named_parameters()})
+        return {name: one for name, one in self.network.named_parameters() if "target_time_mlp" in name}
+
+    def _bucket(self, time: Tensor) -> Tensor:
+        return (time * self.sizes.time_buckets).long().float()
+
     @torch.no_grad()
-    def read(self, batch: GrootBatch) -> Tensor:
+    def _encode(self, batch: GrootBatch) -> Tensor:
         """Return the language model's hidden states [B, L, width]."""
         model, ops, patch = self.backbone, Ops(), self.sizes.vision.patch_size
         grid = batch.images.shape[2] // patch, batch.images.shape[3] // patch
@@ -109,20 +160,14 @@ class GrootTrainee(nn.Module):
         flat = [level.flatten(0, 1) for level in levels]
         return model.read(ops, batch.tokens, places, first.flatten(0, 1), flat, batch.positions)
 
-    def velocity(self, batch: GrootBatch, noisy: Tensor) -> Tensor:
-        """Return the velocity, float32 [B, H, A], of ``noisy`` actions at the batch's times."""
-        sizes, run = self.sizes, recompute(self.recompute_layers and self.training)
+    def _stored(self, like: Tensor) -> StoredTensors:
         parameters = dict(self.network.named_parameters())
-        stored = StoredTensors(sizes, lambda name, *shape: parameters.get(name, noisy))
-        inner, count = sizes.head.hidden_size, len(noisy)
+        return StoredTensors(self.sizes, lambda name, *shape: parameters.get(name, like))
 
-        def decoder(weights: DecoderWeights, hidden: Tensor, seen: Tensor | None) -> Tensor:
-            at = replace(everywhere(hidden), mask=seen)
-            for index in range(len(weights.layers)):
-                hidden, *_ = run(train_layer, weights, index, hidden, at)
-            return hidden
-
-        context = self.read(batch).float()
+    def read(self, batch: GrootBatch) -> Context:
+        """Run the backbone, which is frozen, and the connector."""
+        sizes, run = self.sizes, recompute(self.recompute_layers and self.training)
+        stored, context = self._stored(batch.noise), self._encode(batch).float()
         if stored.normed is not None:
             context = functional.layer_norm(context, context.shape[-1:], *stored.normed, eps=1e-5)
         if sizes.connector is not None:
@@ -130,9 +175,21 @@ class GrootTrainee(nn.Module):
             layers = [make_layer(one) for one in stored.connector]
             none = context.new_empty(0, sizes.connector.head_dim // 2)
             weights = DecoderWeights(sizes.connector, tuple(layers), tuple(norms), none, none)
-            context = decoder(weights, context, None if self.connect_padding else batch.valid[:, None, None])
-        times = (batch.time * sizes.time_buckets).long().float()
+            seen = None if self.connect_padding else batch.valid[:, None, None]
+            at = replace(everywhere(context), mask=seen)
+            for index in range(len(weights.layers)):
+                context, *_ = run(train_layer, weights, index, context, at)
+        return Context(context)
+
+    def _velocity(
+        self, batch: GrootBatch, context: Context, noisy: Tensor, times: Tensor, ends: Tensor | None = None
+    ) -> Tensor:
+        """Return the velocity from noise to actions, float32 [B, H, A]; ``times`` and ``ends`` are in buckets."""
+        sizes, run = self.sizes, recompute(self.recompute_layers and self.training)
+        stored, inner, count = self._stored(noisy), sizes.head.hidden_size, len(noisy)
         condition = condition_on(times, *stored.time)
+        if ends is not None:
+            condition = condition + ending(ends, *stored.target)
         hidden = self._suffix(stored, batch.state, noisy, times)
         head: list[Tensor] = []
         for one in stored.head:
@@ -144,7 +201,7 @@ class GrootTrainee(nn.Module):
         weights = DecoderWeights(sizes.head, tuple(layers), tuple(head), none, none)
         own = replace(everywhere(hidden), time=torch.arange(count, device=hidden.device)[:, None])
         image = batch.tokens == sizes.image_token
-        past = (context[:, None], context[:, None])
+        past = (context.tokens[:, None], context.tokens[:, None])
         for index in range(len(layers)):
             seen = batch.valid
             if sizes.alternate:

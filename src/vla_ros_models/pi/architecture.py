@@ -53,6 +53,7 @@ class PiArchitecture:
     horizon: int = 50  # H, actions in one chunk
     periods: tuple[float, float] = (0.004, 4.0)  # shortest and longest period of the flow time's embedding
     crossing: tuple[int, ...] = ()  # layers of the expert that attend to projections of the prefix's keys
+    targets: bool = False  # whether a flow step depends on the time at which it ends: a distilled flow
 
     @property
     def has_state_token(self) -> bool:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vla_ros.config.checkpoints import ADAPTER_FILE, base_folder, config_folder
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.published import loop_of
-from vla_ros_models.checkpoint_files import Fields, read_fields
+from vla_ros_models.checkpoint_files import Fields, read_fields, undistilled
 from vla_ros_models.flow_options import RTC_SCHEDULES, RtcSettings
 from vla_ros_models.memory import MemoryNeeds
 from vla_ros_models.normalization import make_normalization
@@ -57,6 +57,7 @@ class PiCheckpoint:
     execute_steps: int = 0  # actions to execute before the next inference; 0 if unknown
     rtc: RtcSettings = field(default_factory=RtcSettings)  # how a chunk continues the previous one
     base: Path | None = None  # the folder of an adapter's base model
+    distilled: int = 0  # flow steps into which the flow was distilled; 0 if it was not
 
     @property
     def parts(self) -> Parts:
@@ -114,7 +115,7 @@ def read_checkpoint(
     """
     model, adapter = base_folder(folder, base), folder
     folder = config_folder(folder, base)
-    config = read_config(folder, adapter=model is not None)
+    config, steps = read_config(folder, adapter=model is not None)
     is_lerobots = str(config.get("type")) in PROMPT_TOKENS and "input_features" in config
     if not is_lerobots and ("action_horizon" not in config or "type" in config):
         raise CheckpointError(
@@ -145,7 +146,7 @@ def read_checkpoint(
             base=model,
         )
         config.finish(HARMLESS)
-        return found
+        return as_distilled(found, steps)
     robot = robot or preset
     if robot is None:
         raise ConfigError(
@@ -156,17 +157,32 @@ def read_checkpoint(
     config.finish({"how it runs, which policy.dtype chooses": "precision"})
     processing, loop = _openpi(folder, architecture, robot, asset), loop_of("openpi", robot.name)._asdict()
     keys = robot.image_keys, robot.state_keys
-    return PiCheckpoint(folder, architecture, stored, processing, *keys, **loop, base=model)
+    return as_distilled(PiCheckpoint(folder, architecture, stored, processing, *keys, **loop, base=model), steps)
 
 
-def read_config(folder: Path, advice: str = "", adapter: bool = False) -> Fields:
-    """Read ``config.json``; raises CheckpointError if it is an adapter's and there is no ``adapter``."""
-    config = read_fields(folder / "config.json", advice)
+C = TypeVar("C", bound=PiCheckpoint)
+
+
+def as_distilled(found: C, steps: int) -> C:
+    """Return a checkpoint with what being distilled into ``steps`` flow steps means; 0 returns it as it is."""
+    if not steps:
+        return found
+    rtc = replace(found.rtc, max_guidance=min(found.rtc.max_guidance, float(steps)))
+    sizes = replace(found.architecture, targets=True)
+    return replace(found, architecture=sizes, flow_steps=steps, distilled=steps, rtc=rtc)
+
+
+def read_config(folder: Path, advice: str = "", adapter: bool = False) -> tuple[Fields, int]:
+    """Read ``config.json``, and the flow steps of a distilled checkpoint, else 0.
+
+    Raises CheckpointError if it is an adapter's and there is no ``adapter``.
+    """
+    config, steps = undistilled(read_fields(folder / "config.json", advice))
     if config.get("use_peft") and not adapter:
         raise CheckpointError(
             f"{config.where}: use_peft: an adapter's, but the folder has no {ADAPTER_FILE}; copy the whole folder"
         )
-    return config
+    return config, steps
 
 
 def lerobot_fields(config: Fields, steps: str, horizon: int, processing: Processing) -> dict[str, Any]:
@@ -340,15 +356,15 @@ def _delta(config: Fields, found: Processors) -> tuple[bool, ...]:
     """Return which action dimensions are relative to the measured state; empty if none are."""
     before, after, state_size, size = found.before, found.after, found.state_size, found.action_size
     options = before.options(RELATIVE)
-    said: Mapping[str, bool] = {
+    stated: Mapping[str, bool] = {
         "use_relative_actions of config.json": bool(config.get("use_relative_actions")),
         RELATIVE: bool(options.get("enabled")),
         ABSOLUTE: bool(after.options(ABSOLUTE).get("enabled")),
     }
     excluded, names = (name_list(options, key) for key in ("exclude_joints", "action_names"))
-    if len(set(said.values())) > 1:
+    if len(set(stated.values())) > 1:
         raise CheckpointError(
-            f"{config.where}: the files disagree on whether actions are relative to the state: {said}"
+            f"{config.where}: the files disagree on whether actions are relative to the state: {stated}"
         )
     if not options.get("enabled"):
         return ()

@@ -68,6 +68,7 @@ RMS_EPS = 1e-6
 LOADED = "loaded"
 """The kind of matrices that are the network's own modules (:class:`~vla_ros_models.engine.weights.Matrix`)."""
 
+TARGET_LAYERS = ("target_time_mlp_in", "target_time_mlp_out")
 ROPE_THETA = 10000.0
 CAMERAS = 8
 """Maximum number of cameras for which the rotary tables have positions."""
@@ -236,6 +237,29 @@ class PiNetwork(nn.Module):
         else:
             self.time_mlp_in = nn.Linear(width, width)
             self.time_mlp_out = nn.Linear(width, width)
+        if architecture.targets:
+            self.add_targets()
+
+    def add_targets(self) -> None:
+        """Add the layers for the time at which a flow step ends; with zeros, a step does not depend on it."""
+        width = self.architecture.expert.hidden_size
+        for name in TARGET_LAYERS:
+            setattr(self, name, nn.Linear(width, width, device=self.device))
+
+    def condition(self, time: Tensor, target: Tensor | None = None) -> Tensor:
+        """Embed times [T, 1] of flow steps, which end at ``target`` [T, 1], as float32 [T, E].
+
+        pi0.5's norms depend on it; others join it with the action's tokens.
+        """
+        sizes, width = self.architecture, self.architecture.expert.hidden_size
+        embedded = time_embedding(time, width, sizes.periods).to(self.device)
+        if not sizes.has_state_token:
+            embedded = functional.silu(self.time_mlp_out(functional.silu(self.time_mlp_in(embedded))))
+        if target is None:
+            return embedded
+        ends: Tensor = self.target_time_mlp_in(time_embedding(target, width, sizes.periods).to(self.device))
+        ends = self.target_time_mlp_out(functional.silu(ends))
+        return embedded + ends
 
     @property
     def device(self) -> torch.device:
@@ -274,25 +298,21 @@ def make_flow(
     than the published models'.
     """
     architecture, times = network.architecture, euler_times(steps, summed)
-    width = architecture.expert.hidden_size
     prompt = max(PROMPT_TOKENS.get(architecture.model, 0), prompt_tokens)
     positions = CAMERAS * architecture.image_tokens + prompt + architecture.horizon + 64
     rotary = rotary_tables_like(positions, architecture.prefix.head_dim, network.projector.weight)
-    embedded = torch.stack([time_embedding(time, width, architecture.periods) for time in (*times, 0.0)]).to(
-        network.device
-    )
+    at = torch.tensor([*times, 0.0], dtype=torch.float64)[:, None]
+    condition = network.condition(at, torch.cat([at[1:], at[-1:]]) if architecture.targets else None)
     action_in, action_bias = network.action_in_proj.weight, network.action_in_proj.bias[None]
     mlp = state = None
     if architecture.has_state_token:
-        condition = embedded[:1]
-        action_in, action_bias = fuse_time(network, embedded[:-1])
+        action_in, action_bias = fuse_time(network, condition[:-1])
         mlp, state = linear_of(network.action_time_mlp_out), linear_of(network.state_proj)
-    else:
-        condition = functional.silu(network.time_mlp_out(functional.silu(network.time_mlp_in(embedded))))
+        condition = condition[:1]
     return FlowModel(
         encode=partial(network.encode, ops=ops),
         embedding=network.embed_tokens.weight,
-        prefix=network.prefix.weights(embedded[:1], rotary, quantization, keep),
+        prefix=network.prefix.weights(condition[:1], rotary, quantization, keep),
         expert=network.expert.weights(condition, rotary),
         action_in=action_in,
         action_bias=action_bias,

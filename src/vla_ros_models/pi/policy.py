@@ -45,5 +45,6 @@ class PiPolicy(FlowPolicy[PiCheckpoint]):
     def trainable(self, where: Placement, recompute_layers: bool = True, **options: Any) -> Trainable:
         from vla_ros_models.pi.training import make_trainable
 
-        words = self._options.tokenizer
-        return make_trainable(self._read(), str(where.device), where.dtype, recompute_layers, words, **options)
+        words, found = self._options.tokenizer, self._read()
+        self._require_teacher(found.distilled)
+        return make_trainable(found, str(where.device), where.dtype, recompute_layers, words, **options)

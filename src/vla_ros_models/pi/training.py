@@ -4,8 +4,8 @@ The loss is flow matching's: the network sees ``t * noise + (1 - t) * actions`` 
 Sources: openpi 15a9616 (its PyTorch model), LeRobot 0.6.1 (its policies).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import numpy as np
@@ -20,7 +20,7 @@ from vla_ros_models.engine.training import Call, TrainingOps, placed, recompute,
 from vla_ros_models.pi.architecture import EMBEDDINGS
 from vla_ros_models.pi.checkpoint import PiCheckpoint
 from vla_ros_models.pi.inference import load_network
-from vla_ros_models.pi.network import LOADED, AdaptiveNorm, PiNetwork, rotary_tables_like, time_embedding
+from vla_ros_models.pi.network import LOADED, TARGET_LAYERS, AdaptiveNorm, PiNetwork, rotary_tables_like
 from vla_ros_models.pi.processing import Processing, find_tokenizer, load_tokenizer
 from vla_ros_models.training import (
     Augment,
@@ -53,6 +53,14 @@ class FlowBatch(Batch):
     time: Tensor  # float32 [B], 1 for noise, 0 for actions
 
 
+@dataclass(frozen=True, eq=False)
+class Prefix(Batch):
+    """What the expert attends to."""
+
+    valid: Tensor  # bool [B, N], False for padding
+    past: tuple[tuple[Tensor, Tensor], ...]  # each layer's keys and values [B, kv_heads, N, head_dim]
+
+
 @dataclass(frozen=True)
 class FlowLossForm:
     """What counts in the loss."""
@@ -76,31 +84,56 @@ class FlowTrainee(nn.Module):
     def forward(self, batch: FlowBatch) -> BatchLoss:
         """Return the loss of a batch."""
         time = batch.time[:, None, None]
-        velocity = self.velocity(batch, time * batch.noise + (1 - time) * batch.actions)
+        noisy = time * batch.noise + (1 - time) * batch.actions
+        velocity = self.predict(batch, self.read(batch), noisy, batch.time)
         element = (velocity - (batch.noise - batch.actions)).square()
-        return BatchLoss(self._reduce(element[..., : self.form.numbers], batch.is_pad), element)
+        return BatchLoss(masked_mean(element, self.counted(batch)), element)
 
-    def _reduce(self, element: Tensor, is_pad: Tensor) -> Tensor:
-        return masked_mean(element, ~is_pad[..., None]) if self.form.mask_padding else element.mean()
+    def counted(self, batch: FlowBatch) -> Tensor:
+        """Return what counts in the loss, bool [B, H, A]."""
+        numbers = torch.arange(batch.actions.shape[2], device=batch.actions.device) < self.form.numbers
+        steps = ~batch.is_pad if self.form.mask_padding else torch.ones_like(batch.is_pad)
+        return steps[..., None] & numbers
 
-    def velocity(self, batch: FlowBatch, noisy: Tensor) -> Tensor:
-        """Return the velocity, float32 [B, H, A], of ``noisy`` actions at the batch's times."""
+    def add_targets(self) -> Mapping[str, nn.Parameter]:
+        """See :class:`~vla_ros_models.distillation.FlowTrainee`."""
+        self.network.add_targets()
+        self.network.architecture = replace(self.network.architecture, targets=True)
+        return {name: one for name, one in self.network.named_parameters() if name.startswith(TARGET_LAYERS)}
+
+    def read(self, batch: FlowBatch) -> Prefix:
+        """Run the prefix."""
         network, run = self.network, recompute(self.recompute_layers and self.training)
         hidden, valid = self._prefix(batch, run)
-        count, suffix = hidden.shape[1], noisy.shape[1] + int(self._state_row)
-        shape = network.architecture.prefix
-        cosine, sine = rotary_tables_like(count + suffix, shape.head_dim, batch.noise)
-        condition = time_embedding(
-            batch.time.double()[:, None], network.architecture.expert.hidden_size, network.architecture.periods
-        )
-        prefix = network.prefix.weights(condition[:1], (cosine, sine), LOADED)
+        tables = rotary_tables_like(hidden.shape[1], network.architecture.prefix.head_dim, batch.noise)
+        prefix = network.prefix.weights(batch.time[:1], tables, LOADED)
         at = (valid.cumsum(1) - 1).clamp(min=0)
-        positions = placed(at, cosine, sine, self._prefix_mask(valid))
+        positions = placed(at, *tables, mask=self._prefix_mask(valid))
         past: list[tuple[Tensor, Tensor]] = []
         for index in range(len(prefix.layers)):
             hidden, *written = run(train_layer, prefix, index, hidden, positions)
             past.append((written[0], written[1]))
-        return self._expert(batch, self._suffix(batch, noisy, condition), condition, valid, past, run)
+        return Prefix(valid, tuple(past))
+
+    def predict(
+        self,
+        batch: FlowBatch,
+        prefix: Prefix,
+        noisy: Tensor,
+        left: Tensor,
+        target: Tensor | None = None,
+        given: Tensor | None = None,
+    ) -> Tensor:
+        """See :class:`~vla_ros_models.distillation.FlowTrainee`; only pi0.5 takes ``given``."""
+        run = recompute(self.recompute_layers and self.training)
+        ends = None if target is None else target.double()[:, None]
+        time = left.double()[:, None]
+        if given is not None:
+            time = functional.pad(time, (0, 0, 0, 1))
+            ends = None if ends is None else functional.pad(ends, (0, 0, 0, 1))
+        condition = self.network.condition(time, ends)
+        hidden = self._suffix(batch, noisy, condition)
+        return self._expert(batch, hidden, condition, prefix, given, run)
 
     @property
     def _state_row(self) -> bool:
@@ -157,18 +190,18 @@ class FlowTrainee(nn.Module):
         batch: FlowBatch,
         hidden: Tensor,
         condition: Tensor,
-        valid: Tensor,
-        past: list[tuple[Tensor, Tensor]],
+        prefix: Prefix,
+        given: Tensor | None,
         run: Call,
     ) -> Tensor:
-        network, (size, rows, _) = self.network, hidden.shape
-        if not network.architecture.has_state_token:
-            condition = functional.silu(network.time_mlp_out(functional.silu(network.time_mlp_in(condition))))
+        network, valid, past, (size, rows, _) = self.network, prefix.valid, prefix.past, hidden.shape
         norms = condition if isinstance(network.expert.norm, AdaptiveNorm) else condition[:1]
         tables = rotary_tables_like(valid.shape[1] + rows, network.architecture.prefix.head_dim, batch.noise)
         weights = network.expert.weights(norms, tables, LOADED)
         steps = torch.arange(rows, device=hidden.device)
         positions = self._suffix_positions(valid, steps, tables, size)
+        if given is not None:  # the last condition is that of time 0
+            positions = replace(positions, time=torch.where(given, size, positions.time).int())
         crossed = placed(steps.expand(size, -1), *tables, mask=valid[:, None, None])
         reads = getattr(network.architecture, "reads", ()) or range(len(weights.layers))
         for index, layer in enumerate(reads):
@@ -288,4 +321,5 @@ def make_trainable(
         layout,
         tower=sizes.vision,
         tied=EMBEDDINGS,
+        delay=checkpoint.trained_delay,
     )

@@ -8,7 +8,14 @@ from vla_ros.config.checkpoints import base_folder, config_folder
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.base import Progress, no_progress
 from vla_ros_models.checkpoint_files import Fields, read_fields
-from vla_ros_models.pi.checkpoint import SHARED_HARMLESS, PiCheckpoint, lerobot_fields, read_config, read_prompt
+from vla_ros_models.pi.checkpoint import (
+    SHARED_HARMLESS,
+    PiCheckpoint,
+    as_distilled,
+    lerobot_fields,
+    read_config,
+    read_prompt,
+)
 from vla_ros_models.pi.loading import Parts, StoredNames, fill_network, read_stored
 from vla_ros_models.processor_files import (
     ADVICE,
@@ -81,7 +88,7 @@ def read_checkpoint(folder: Path, options: SmolVlaOptions) -> SmolVlaCheckpoint:
     """Read everything in a checkpoint except its weights."""
     model, adapter = base_folder(folder, options.base), folder
     folder = config_folder(folder, options.base)
-    config = read_config(folder, ADVICE, adapter=model is not None)
+    config, steps = read_config(folder, ADVICE, adapter=model is not None)
     config.expect("type", "smolvla")
     config.expect("use_cache", True)
     config.expect("use_delta_joint_actions_aloha", False)
@@ -108,7 +115,7 @@ def read_checkpoint(folder: Path, options: SmolVlaOptions) -> SmolVlaCheckpoint:
         empty=empty,
     )
     config.finish(IGNORED_KEYS)
-    return found
+    return as_distilled(found, steps)
 
 
 def _vlm_folder(folders: Sequence[Path], name: str, options: SmolVlaOptions) -> Path:

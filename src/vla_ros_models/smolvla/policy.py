@@ -95,4 +95,6 @@ class SmolVlaPolicy(FlowPolicy[SmolVlaCheckpoint]):
     def trainable(self, where: Placement, recompute_layers: bool = True, **options: Any) -> Trainable:
         from vla_ros_models.smolvla.training import make_trainable
 
-        return make_trainable(self._read(), str(where.device), where.dtype, recompute_layers, **options)
+        found = self._read()
+        self._require_teacher(found.distilled)
+        return make_trainable(found, str(where.device), where.dtype, recompute_layers, **options)
