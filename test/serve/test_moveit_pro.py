@@ -1,4 +1,5 @@
 import base64
+import gzip
 import http.client
 import json
 import re
@@ -186,20 +187,23 @@ def test_the_node_asks_such_a_server(serving: Start) -> None:
     client.close()
 
 
-RECORDED = DATA / "wire" / "moveit_pro.json"
+RECORDED = DATA / "wire" / "moveit_pro.json.gz"
 """What MoveIt Pro's adapter sent to its own server, and its answers, for ``data/smolvla/default``."""
 
 
 @pytest.fixture(scope="module")
 def conversation() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(RECORDED.read_text())
+    found: list[dict[str, Any]] = json.loads(gzip.decompress(RECORDED.read_bytes()))
     return found
 
 
 @pytest.fixture(scope="module")
 def smolvla() -> Iterator[tuple[Policy, int]]:
     pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
-    folder, words = DATA / "smolvla", ["policy.seed:=7", "policy.rtc_schedule:=exp", *IN_FLOAT32]
+    folder, words = (
+        DATA / "smolvla",
+        ["policy.seed:=7", "policy.rtc_schedule:=exp", "policy.rtc_horizon:=11", *IN_FLOAT32],
+    )
     options = [f"policy.checkpoint:={folder / 'default'}", f"policy.vlm:={folder / 'vlm'}", "control.rate_hz:=10.0"]
     config = load((), ["policy.name:=smolvla", *options, *words])
     policy = create(config)

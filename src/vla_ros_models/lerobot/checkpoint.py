@@ -58,21 +58,21 @@ class Checkpoint:
         horizon = previous.delay + previous.guided if previous.guided else max(stated, previous.delay)
         return {"prev_chunk_left_over": left, "inference_delay": previous.delay, "execution_horizon": horizon}
 
-    def remember(self, batch: dict[str, Any]) -> None:
-        """Mark what a memory has from before the episode, where the first frame stands in for the past.
+    def remember(self, batch: dict[str, Any], first: Any) -> Any:
+        """Mark the frames of a memory that stand in for those before the episode; return ``first``.
 
-        Those are the oldest frames if they are equal, and never the newest one. LeRobot attends to none of them.
+        LeRobot attends to none of them. They are the oldest ones that equal ``first``, the oldest frame of the
+        episode's first observation, or None in that observation; the newest frame is never one.
         """
         names = [name for name in self.policy.config.image_features if name in batch]
         if not getattr(self.policy.config, "use_visual_memory", False) or self.policy.config.memory_frames == 1:
-            return
+            return first
         frames = batch[names[0]].flatten(2)  # [1, T, N]
-        same = (frames[:, 1:] == frames[:, :1]).all(-1).int().cumprod(1).bool()  # as the oldest, without a gap
-        padded = frames.new_zeros(frames.shape[:2], dtype=same.dtype)
-        padded[:, 1:-1] = same[:, :-1]
-        padded[:, :1] = same[:, :1]
-        for name in (*names, "observation.state"):
-            batch[f"{name}_is_pad"] = padded
+        first = frames[:, :1] if first is None else first
+        padded = (frames == first).all(-1).int().cumprod(1).bool()
+        padded[:, -1] = False
+        batch.update({f"{name}_is_pad": padded for name in (*names, "observation.state")})
+        return first
 
 
 def load_policy(folder: Path, device: str, tokenizer: str) -> Checkpoint:
@@ -89,6 +89,7 @@ def load_policy(folder: Path, device: str, tokenizer: str) -> Checkpoint:
     overrides["device_processor"] = {"device": device}
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
     try:
+        from draccus.utils import DraccusException
         from lerobot.configs.policies import PreTrainedConfig
         from lerobot.policies.factory import get_policy_class, make_pre_post_processors
     except ImportError as error:
@@ -109,9 +110,12 @@ def load_policy(folder: Path, device: str, tokenizer: str) -> Checkpoint:
             f"{folder}: the policy '{kind}' needs a library that is not installed ({error}); install it with: pip "
             f"install 'lerobot[{kind}]<0.7'"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, DraccusException) as error:
+        newer = "; a newer LeRobot wrote it: install that one, if need be its main branch"
+        advice = newer if "are not valid for" in str(error) else ""
         raise CheckpointError(
             f"{folder}: the installed LeRobot cannot load this '{kind}' checkpoint: {type(error).__name__}: {error}"
+            f"{advice}"
         ) from error
     policy.reset()
     return Checkpoint(policy.eval().to(device), before, after, _continues_chunks(policy))
