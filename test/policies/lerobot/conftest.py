@@ -164,8 +164,8 @@ def folder(
     return write(request.param, words, tmp_path_factory.mktemp("lerobot") / request.param)
 
 
-def write(kind: str, words: Path, where: Path, image: bool = True) -> Path:
-    """Write a checkpoint; without an image it takes the state of the environment."""
+def write(kind: str, words: Path, where: Path, image: bool = True, **more: Any) -> Path:
+    """Write a checkpoint with ``more`` options; without an image it takes the state of the environment."""
     import torch
     from lerobot.configs.types import FeatureType, PolicyFeature
     from lerobot.policies.factory import get_policy_class, make_policy_config, make_pre_post_processors
@@ -179,7 +179,7 @@ def write(kind: str, words: Path, where: Path, image: bool = True) -> Path:
         STATE: PolicyFeature(FeatureType.STATE, (JOINTS,)),
     }
     outputs = {"action": PolicyFeature(FeatureType.ACTION, (JOINTS,))}
-    options = dict(FAMILIES[kind])
+    options = FAMILIES[kind] | more
     if kind in _NAMES_TOKENIZER:
         options[_NAMES_TOKENIZER[kind]] = str(words)
     config = make_policy_config(kind, input_features=inputs, output_features=outputs, device="cpu", **options)

@@ -15,7 +15,7 @@ pytest.importorskip("lerobot", reason="needs an environment with LeRobot")
 
 import torch
 from lerobot.configs.policies import PreTrainedConfig
-from lerobot.policies.factory import get_policy_class, make_pre_post_processors
+from lerobot.policies.factory import get_policy_class, make_policy_config, make_pre_post_processors
 from lerobot.policies.rtc.configuration_rtc import RTCConfig
 from lerobot.processor import NormalizerProcessorStep, TransitionKey, create_transition
 from websockets.sync.client import connect
@@ -205,6 +205,48 @@ def test_a_tokenizer_is_not_downloaded(folder: Path, named: str, words: Path, tm
     for file in folder.glob("*.safetensors"):
         (changed / file.name).symlink_to(file)
     assert loaded(changed, tokenizer=str(words)).spec.dimension == 7
+
+
+REMEMBERS = "use_visual_memory" in {field.name for field in dataclasses.fields(make_policy_config("pi05"))}
+
+
+@pytest.mark.skipif(REMEMBERS, reason="this LeRobot knows the memory of pi0.5")
+@pytest.mark.parametrize("folder", ["pi05"], indirect=True)
+def test_a_memory_that_lerobot_does_not_know_is_refused(folder: Path, words: Path, tmp_path: Path) -> None:
+    changed = damaged(folder, tmp_path, use_visual_memory=True, memory_frames=3, memory_stride=2)
+    with pytest.raises(CheckpointError, match=r"`use_visual_memory` are not valid .* a newer LeRobot wrote it"):
+        loaded(changed, tokenizer=str(words))
+
+
+@pytest.mark.skipif(not REMEMBERS, reason="needs LeRobot's main branch of August 2026 or newer")
+@pytest.mark.parametrize("own", [False, True], ids=["images", "images and state"])
+def test_a_memory_sees_what_lerobots_rollout_sees(words: Path, tmp_path: Path, own: bool) -> None:
+    memory = {"use_visual_memory": True, "memory_frames": 3, "memory_stride": 2, "use_proprioceptive_memory": own}
+    folder = write("pi05", words, tmp_path / "pi05", memory_temporal_attention_every=1, **memory)
+    policy = loaded(folder, tokenizer=str(words))
+    assert [delta.steps for delta in policy.spec.images[0].delta_timestamps] == [-4, -2, 0]
+    assert len(policy.spec.state[0].delta_timestamps) == (3 if own else 1)
+    random = np.random.default_rng(0)
+    images, states = random.integers(0, 256, (8, 64, 96, 3), dtype=np.uint8), random.normal(size=(8, 7))
+    checkpoint, session = policy._checkpoint, policy.start_session()
+    assert checkpoint is not None
+    checkpoint.policy.reset()  # its queue then takes each observation in turn
+    for step in range(8):
+        batch: dict[str, Any] = {
+            FRONT: torch.from_numpy(np.moveaxis(images[step], -1, -3).copy())[None].float() / 255,
+            STATE: torch.from_numpy(states[step].astype(np.float32))[None],
+            "task": ["lift the cube"],
+        }
+        torch.manual_seed(3)
+        theirs = checkpoint.after(checkpoint.policy.predict_action_chunk(checkpoint.before(batch)))[0]
+        past = [max(0, step - age) for age in (4, 2, 0)]  # the first frame stands in for those before it
+        state = states[past] if own else states[step]
+        torch.manual_seed(3)
+        mine = policy.infer(session, Observation({"front": images[past]}, "lift the cube", 1, {"state": state}))
+        if step in (2, 4):  # the first frame itself is due, which cannot be told from one that stands in
+            assert np.abs(mine.actions - theirs.double().numpy()).max() < 0.2
+        else:
+            assert np.array_equal(mine.actions, theirs.double().numpy()), step
 
 
 @pytest.mark.parametrize("kind", ["act", "diffusion"])

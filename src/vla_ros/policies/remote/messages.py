@@ -297,7 +297,7 @@ def described(value: Any) -> str:
     return type(value).__name__
 
 
-def read_json(data: bytes | str, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+def decode_json(data: bytes | str, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
     """Read JSON; ``hook`` converts each object. Raises WireError for anything else, NaN and Infinity included."""
     try:
         return json.loads(data, object_hook=hook, parse_constant=_refused)

@@ -26,7 +26,7 @@ from vla_ros.policies.remote.dialect import (
     is_image,
 )
 from vla_ros.policies.remote.images import is_encoded
-from vla_ros.policies.remote.messages import WireError, described, finite, read_json, text_map
+from vla_ros.policies.remote.messages import WireError, described, finite, decode_json, text_map
 from vla_ros.types import PreviousChunk
 
 _QUALITY = 95  # of OpenCV's imencode, with which the adapter encodes
@@ -56,7 +56,7 @@ class MoveItPro(Dialect):
         ).encode()
 
     def decode_response(self, message: Message) -> Response:
-        content = text_map(read_json(message), "the response")
+        content = text_map(decode_json(message), "the response")
         if content.get("error"):
             raise ServerSaidError(str(content["error"]))
         if "action_chunk" not in content:
@@ -69,7 +69,7 @@ MOVEIT_PRO = MoveItPro()
 
 def decode_request(message: Message) -> Request:
     """Read a request; its features are the images, JPEGs, and ``state`` [N]. Raises WireError if it is invalid."""
-    content = text_map(read_json(message), "the request")
+    content = text_map(decode_json(message), "the request")
     for key, kind in _REQUIRED.items():
         if not isinstance(content.get(key), kind):
             raise WireError(f"{key} is {described(content.get(key))}, expected {kind.__name__}")

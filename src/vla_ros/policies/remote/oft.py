@@ -21,7 +21,7 @@ from vla_ros.policies.remote.dialect import (
     ServerSaidError,
     action_chunk,
 )
-from vla_ros.policies.remote.messages import WireError, array, described, read_json
+from vla_ros.policies.remote.messages import WireError, array, described, decode_json
 
 
 class Oft(Dialect):
@@ -61,7 +61,7 @@ def _encode_array(value: Any) -> Any:
 
 
 def _decode(data: Message) -> Any:
-    return read_json(data, _decode_array)
+    return decode_json(data, _decode_array)
 
 
 def _decode_array(entry: dict[str, Any]) -> Any:
