@@ -33,7 +33,11 @@ _STEEPEST = 100
 _WITHOUT_INSTRUCTION = ("act", "diffusion", "tdmpc", "vqbet")
 _PROCESSORS = ("policy_preprocessor.json", "policy_postprocessor.json")
 _TOKENIZER = "tokenizer_processor"
-_BACKBONE = "vlm_model_name"  # SmolVLA reads the configuration and processor of its backbone, but not the weights
+# SmolVLA reads the configuration and processor of its backbone, but not the weights; pi0-FAST reads its tokenizer,
+# which LeRobot 0.6.1 leaves out of the action tokenizer's file.
+_BACKBONES = ("vlm_model_name", "text_tokenizer_name")
+_ACTION_TOKENIZER = "action_tokenizer_processor"
+_OTHERS = ("action_tokenizer_name", "checkpoint_path")  # of pi0-FAST and of MolmoAct2, with files of their own
 
 
 @dataclass(frozen=True)
@@ -101,8 +105,9 @@ def load_policy(folder: Path, device: str, tokenizer: str) -> Checkpoint:
         policy_class = get_policy_class(kind)
         config = PreTrainedConfig.from_pretrained(folder, local_files_only=True)
         config.device = device
-        if tokenizer and hasattr(config, _BACKBONE):
-            setattr(config, _BACKBONE, tokenizer)
+        for name in _BACKBONES:
+            if tokenizer and hasattr(config, name):
+                setattr(config, name, tokenizer)
         policy = policy_class.from_pretrained(folder, config=config, local_files_only=True)
         before, after = make_pre_post_processors(config, str(folder), preprocessor_overrides=overrides)
     except ImportError as error:
@@ -336,10 +341,21 @@ def _tokenizer(folder: Path, config: Mapping[str, Any], tokenizer: str) -> dict[
         raise ConfigError(f"policy.tokenizer: found '{tokenizer}', expected the folder of a tokenizer")
     steps = _steps(folder)
     names = [step["config"].get("tokenizer_name") for step in steps if step.get("registry_name") == _TOKENIZER]
-    for name in (*names, config.get(_BACKBONE)):
+    for key in _OTHERS:
+        if (found := str(config.get(key) or "")) and not Path(found).is_dir():
+            raise CheckpointError(
+                f"{folder}: {key} is '{found}' on the hub, but nothing is downloaded automatically; download it "
+                "once, and write its folder into config.json and, if it is there, into policy_preprocessor.json"
+            )
+    for name in (*names, *(config.get(key) for key in _BACKBONES)):
         if name and not tokenizer and not Path(name).is_dir():
             raise CheckpointError(
                 f"{folder}: refers to '{name}' on the hub, but nothing is downloaded automatically; download it "
                 "once, without weights, and set policy.tokenizer to its folder"
             )
-    return {_TOKENIZER: {"tokenizer_name": tokenizer}} if names and tokenizer else {}
+    overrides = {
+        _TOKENIZER: {"tokenizer_name": tokenizer},
+        _ACTION_TOKENIZER: {"paligemma_tokenizer_name": tokenizer},
+    }
+    used = {step.get("registry_name") for step in steps} if tokenizer else set()
+    return {name: override for name, override in overrides.items() if name in used}

@@ -249,6 +249,13 @@ def test_a_memory_sees_what_lerobots_rollout_sees(words: Path, tmp_path: Path, o
             assert np.array_equal(mine.actions, theirs.double().numpy()), step
 
 
+@pytest.mark.parametrize("folder", ["act"], indirect=True)
+@pytest.mark.parametrize("key", ["action_tokenizer_name", "checkpoint_path"])
+def test_other_files_of_a_policy_are_not_downloaded(folder: Path, key: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"{key} is 'org/files' on the hub, but nothing is downloaded"):
+        loaded(damaged(folder, tmp_path, **{key: "org/files"}))
+
+
 @pytest.mark.parametrize("kind", ["act", "diffusion"])
 def test_a_checkpoint_without_images_is_served(kind: str, words: Path, tmp_path: Path) -> None:
     policy = loaded(write(kind, words, tmp_path / kind, image=False))

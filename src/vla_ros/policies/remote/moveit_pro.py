@@ -26,7 +26,7 @@ from vla_ros.policies.remote.dialect import (
     is_image,
 )
 from vla_ros.policies.remote.images import is_encoded
-from vla_ros.policies.remote.messages import WireError, described, finite, decode_json, text_map
+from vla_ros.policies.remote.messages import WireError, decode_json, described, finite, text_map
 from vla_ros.types import PreviousChunk
 
 _QUALITY = 95  # of OpenCV's imencode, with which the adapter encodes

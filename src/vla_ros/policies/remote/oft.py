@@ -21,7 +21,7 @@ from vla_ros.policies.remote.dialect import (
     ServerSaidError,
     action_chunk,
 )
-from vla_ros.policies.remote.messages import WireError, array, described, decode_json
+from vla_ros.policies.remote.messages import WireError, array, decode_json, described
 
 
 class Oft(Dialect):
