@@ -48,6 +48,7 @@ class _Head(BaseHTTPRequestHandler):
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, service: Service, key: str) -> None:
     """Answer the POST requests of one connection with ``service`` until the client closes it."""
+    head: _Head | None = None
 
     async def reply(status: int, body: bytes, last: bool) -> None:
         head = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\nServer: vla_ros\r\n"
@@ -90,7 +91,6 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ser
             yield await asyncio.wait_for(reader.readexactly(head.length), _BODY)
             head = None if head.close_connection else await next_request()
 
-    head: _Head | None = None
     lost = (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.TimeoutError)
     try:
         with contextlib.suppress(*lost):

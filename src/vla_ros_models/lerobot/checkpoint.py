@@ -237,7 +237,8 @@ def _times(config: Mapping[str, Any], folder: Path) -> tuple[tuple[DeltaTimestam
         )
     if not visual:
         return now, now
-    frames, stride = (config.get(f"memory_{name}") for name in ("frames", "stride"))
+    frames: Any = config.get("memory_frames")
+    stride: Any = config.get("memory_stride")
     if not all(type(one) is int and one >= 1 for one in (frames, stride)):
         raise CheckpointError(f"{folder}/config.json: memory_frames {frames!r} and memory_stride {stride!r}")
     past = tuple(map(DeltaTimestamp, range((1 - frames) * stride, 1, stride)))
