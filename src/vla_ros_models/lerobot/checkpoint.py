@@ -342,6 +342,8 @@ def _tokenizer(folder: Path, config: Mapping[str, Any], tokenizer: str) -> dict[
         raise ConfigError(f"policy.tokenizer: found '{tokenizer}', expected the folder of a tokenizer")
     steps = _steps(folder)
     names = [step["config"].get("tokenizer_name") for step in steps if step.get("registry_name") == _TOKENIZER]
+    own = [folder / name for name in names if name and (folder / name).is_dir()]  # newer than LeRobot 0.6.1
+    tokenizer = tokenizer or (str(own[0]) if own else "")
     for key in _OTHERS:
         if (found := str(config.get(key) or "")) and not Path(found).is_dir():
             raise CheckpointError(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -196,8 +197,12 @@ def test_a_missing_library_is_reported(folder: Path, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(("folder", "named"), [("pi05", HUB), ("smolvla", "org/backbone")], indirect=["folder"])
 def test_a_tokenizer_is_not_downloaded(folder: Path, named: str, words: Path, tmp_path: Path) -> None:
     changed = damaged(folder, tmp_path, **({"vlm_model_name": named} if folder.name == "smolvla" else {}))
-    text = (folder / "policy_preprocessor.json").read_text()
-    (changed / "policy_preprocessor.json").write_text(text.replace(str(words), named))
+    content = json.loads((folder / "policy_preprocessor.json").read_text())
+    for step in content["steps"]:
+        if "tokenizer_name" in step["config"]:
+            step["config"]["tokenizer_name"] = named
+            step.pop("artifacts", None)  # a folder that newer releases save
+    (changed / "policy_preprocessor.json").write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=f"'{named}' on the hub, but nothing is downloaded"):
         loaded(changed)
     with pytest.raises(ConfigError, match="expected the folder of a tokenizer"):
@@ -205,6 +210,23 @@ def test_a_tokenizer_is_not_downloaded(folder: Path, named: str, words: Path, tm
     for file in folder.glob("*.safetensors"):
         (changed / file.name).symlink_to(file)
     assert loaded(changed, tokenizer=str(words)).spec.dimension == 7
+
+
+@pytest.mark.parametrize("folder", ["pi05"], indirect=True)
+def test_a_tokenizer_that_the_checkpoint_has_is_used(folder: Path, words: Path, tmp_path: Path) -> None:
+    """LeRobot newer than 0.6.1 saves it there; an older one loads such a checkpoint, too."""
+    content = json.loads((damaged(folder, tmp_path) / "policy_preprocessor.json").read_text())
+    for step in content["steps"]:
+        if "tokenizer_name" in step["config"]:
+            step["config"]["tokenizer_name"] = "tokenizer"
+    (tmp_path / "policy_preprocessor.json").write_text(json.dumps(content))
+    for file in folder.glob("*.safetensors"):
+        (tmp_path / file.name).symlink_to(file)
+    shutil.copytree(words, tmp_path / "tokenizer")
+    asked = observation(policy := loaded(tmp_path, seed=3))
+    chunk = policy.infer(policy.start_session(), asked)
+    other = loaded(folder, seed=3, tokenizer=str(words))
+    assert np.array_equal(chunk.actions, other.infer(other.start_session(), asked).actions)
 
 
 REMEMBERS = "use_visual_memory" in {field.name for field in dataclasses.fields(make_policy_config("pi05"))}
