@@ -342,6 +342,7 @@ def _tokenizer(folder: Path, config: Mapping[str, Any], tokenizer: str) -> dict[
         raise ConfigError(f"policy.tokenizer: found '{tokenizer}', expected the folder of a tokenizer")
     steps = _steps(folder)
     names = [step["config"].get("tokenizer_name") for step in steps if step.get("registry_name") == _TOKENIZER]
+    given = tokenizer
     own = [folder / name for name in names if name and (folder / name).is_dir()]  # newer than LeRobot 0.6.1
     tokenizer = tokenizer or (str(own[0]) if own else "")
     for key in _OTHERS:
@@ -350,8 +351,10 @@ def _tokenizer(folder: Path, config: Mapping[str, Any], tokenizer: str) -> dict[
                 f"{folder}: {key} is '{found}' on the hub, but nothing is downloaded automatically; download it "
                 "once, and write its folder into config.json and, if it is there, into policy_preprocessor.json"
             )
-    for name in (*names, *(config.get(key) for key in _BACKBONES)):
-        if name and not tokenizer and not Path(name).is_dir():
+    backbones = [config.get(key) for key in _BACKBONES]
+    for name in (*names, *backbones):
+        known = given if name in backbones else tokenizer
+        if name and not known and not Path(name).is_dir():
             raise CheckpointError(
                 f"{folder}: refers to '{name}' on the hub, but nothing is downloaded automatically; download it "
                 "once, without weights, and set policy.tokenizer to its folder"
