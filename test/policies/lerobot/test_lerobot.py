@@ -32,7 +32,7 @@ from vla_ros_models.lerobot import make
 from vla_ros_models.lerobot.options import LeRobotOptions
 from vla_ros_models.lerobot.policy import LeRobotPolicy
 
-from .conftest import write
+from .conftest import write, write_fast_tokenizers
 
 FRONT, STATE = "observation.images.front", "observation.state"
 HUB = "google/paligemma-3b-pt-224"
@@ -69,6 +69,8 @@ def theirs(folder: Path, words: Path, asked: Observation) -> tuple[Any, Any]:
     policy = get_policy_class(config.type).from_pretrained(folder, config=config)
     names_words = config.type not in ("act", "diffusion")
     overrides = {"tokenizer_processor": {"tokenizer_name": str(words)}} if names_words else {}
+    if config.type == "pi0_fast":
+        overrides["action_tokenizer_processor"] = {"paligemma_tokenizer_name": str(words)}
     before, after = make_pre_post_processors(config, str(folder), preprocessor_overrides=overrides)
     image = torch.from_numpy(np.moveaxis(asked.images["front"], -1, -3).copy())
     batch: dict[str, Any] = {
@@ -85,6 +87,24 @@ def theirs(folder: Path, words: Path, asked: Observation) -> tuple[Any, Any]:
     torch.manual_seed(3)
     chunk = policy.predict_action_chunk(before(batch), **guidance)
     return chunk[0].detach().double().numpy(), after(chunk)[0].detach().double().numpy()
+
+
+def test_pi0_fast_decodes_what_lerobot_decodes(
+    tmp_path: Path, small_gemma: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, actions = tmp_path / "words", tmp_path / "actions"
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    write_fast_tokenizers(words, actions)
+    named = {"text_tokenizer_name": str(words), "action_tokenizer_name": str(actions)}
+    folder = write("pi0_fast", words, tmp_path / "pi0_fast", **named)
+    policy = loaded(folder, tokenizer=str(words))
+    assert not policy.spec.continues_chunks
+    asked = observation(policy)
+    normalized, expected = theirs(folder, words, asked)
+    chunk = policy.infer(policy.start_session(), asked)
+    assert chunk.normalized is not None
+    assert np.array_equal(chunk.normalized, normalized)
+    assert np.array_equal(chunk.actions, expected)
 
 
 @contextmanager
@@ -236,7 +256,7 @@ REMEMBERS = "use_visual_memory" in {field.name for field in dataclasses.fields(m
 @pytest.mark.parametrize("folder", ["pi05"], indirect=True)
 def test_a_memory_that_lerobot_does_not_know_is_refused(folder: Path, words: Path, tmp_path: Path) -> None:
     changed = damaged(folder, tmp_path, use_visual_memory=True, memory_frames=3, memory_stride=2)
-    with pytest.raises(CheckpointError, match=r"`use_visual_memory` are not valid .* a newer LeRobot wrote it"):
+    with pytest.raises(CheckpointError, match=r"`use_visual_memory`.* are not valid .* a newer LeRobot wrote it"):
         loaded(changed, tokenizer=str(words))
 
 
