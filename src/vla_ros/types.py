@@ -165,6 +165,7 @@ class PreviousChunk:
     # observation.
     actions: FloatArray
     delay: int  # number of actions that will have been executed when the new chunk arrives, at most T
+    guided: int = 0  # actions after those that guide the new chunk; 0: as the policy's options say
 
 
 @dataclass(frozen=True)

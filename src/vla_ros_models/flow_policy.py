@@ -260,7 +260,7 @@ class FlowPolicy(SamplingPolicy[LoadedFlow, FlowRequest], Generic[C]):
             model.processing.model_actions(actions, state),
             delay,
             mode,
-            options.rtc_horizon or stated.horizon or len(actions),
+            delay + previous.guided if previous.guided else options.rtc_horizon or stated.horizon or len(actions),
             stated.schedule if options.rtc_schedule == "auto" else options.rtc_schedule.upper(),
             options.rtc_max_guidance or stated.max_guidance,
         )

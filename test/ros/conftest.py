@@ -153,23 +153,42 @@ class Robot:
         return command.header.stamp.sec * 10**9 + command.header.stamp.nanosec in self.stamps
 
     def call(self, kind: Any, name: str, request: Any, timeout: float = 20.0) -> Any:
+        return self._answered(kind, name, request, timeout, timeout)[0]
+
+    def ask(self, kind: Any, name: str, request: Any, timeout: float = 20.0) -> Any:
+        """Call a service that only reads, again each two seconds without an answer.
+
+        A node that has just started may answer before it knows this participant, although this one already knows
+        the node's services; the answer is then lost (rmw_fastrtps #842). A user's client repeats such a call, too.
+        """
+        return self._answered(kind, name, request, timeout, 2.0)[0]
+
+    def _answered(self, kind: Any, name: str, request: Any, timeout: float, patience: float) -> list[Any]:
         client = self._clients.get(name)
         if client is None:
             client = self._clients[name] = self.node.create_client(kind, name)
         assert client.wait_for_service(timeout), f"nobody serves {name}"
-        future = client.call_async(request)
-        self.wait(future.done, f"the answer of {name}", timeout)
-        return future.result()
+        futures, asked = [client.call_async(request)], time.monotonic()
+
+        def answers() -> list[Any]:
+            nonlocal asked
+            if time.monotonic() > asked + patience:
+                futures.append(client.call_async(request))
+                asked = time.monotonic()
+            return [future.result() for future in futures if future.done()]
+
+        return self.wait(answers, f"the answer of {name}", timeout)
 
     def state(self) -> str:
         from lifecycle_msgs.srv import GetState
 
-        return self.call(GetState, f"{self.target}/get_state", GetState.Request()).current_state.label
+        return self.ask(GetState, f"{self.target}/get_state", GetState.Request()).current_state.label
 
     def change(self, transition: int) -> bool:
-        """Ask for a transition (``lifecycle_msgs.msg.Transition``)."""
+        """Ask for a transition (``lifecycle_msgs.msg.Transition``), once the node answers this participant."""
         from lifecycle_msgs.srv import ChangeState
 
+        self.state()
         request = ChangeState.Request()
         request.transition.id = transition
         return self.call(ChangeState, f"{self.target}/change_state", request).success

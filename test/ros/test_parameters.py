@@ -47,7 +47,7 @@ def put_all(robot: Any, values: dict[str, Any]) -> tuple[bool, str]:
 def get(robot: Any, *names: str) -> list[Any]:
     from rclpy.parameter import parameter_value_to_python
 
-    answer = robot.call(GetParameters, "/vla_policy/get_parameters", GetParameters.Request(names=names))
+    answer = robot.ask(GetParameters, "/vla_policy/get_parameters", GetParameters.Request(names=names))
     return [parameter_value_to_python(value) for value in answer.values]
 
 
@@ -84,14 +84,14 @@ def test_a_limit_that_is_given_last_is_not_lost(
 
 def test_every_option_is_a_parameter_with_its_default_description_and_range(robot, policy) -> None:
     policy("autostart:=false", quick=())
-    listed = robot.call(ListParameters, "/vla_policy/list_parameters", ListParameters.Request()).result.names
+    listed = robot.ask(ListParameters, "/vla_policy/list_parameters", ListParameters.Request()).result.names
     assert set(entries()) <= set(listed)
     for name, default in flatten(Config()).items():
         (value,) = get(robot, name)
         assert (list(value) if isinstance(default, list) else value) == default, name
     names = ["control.rate_hz", "timeouts.frozen_frames", "camera.topics", "limits.workspace_low"]
     request = DescribeParameters.Request(names=names)
-    rate, frames, topics, box = robot.call(
+    rate, frames, topics, box = robot.ask(
         DescribeParameters, "/vla_policy/describe_parameters", request
     ).descriptors
     assert rate.description.startswith("Maximum rate of steps")

@@ -44,7 +44,7 @@ class Application:
         await send({"type": "websocket.accept"})
         connected = True
 
-        async def answer(message: bytes | str) -> None:
+        async def answer(message: bytes | str, outcome: str) -> None:
             if connected:
                 await send({"type": "websocket.send", "text" if isinstance(message, str) else "bytes": message})
 

@@ -1,4 +1,4 @@
-"""Bounds what one websocket connection, and all of them together, may cost the event loop."""
+"""Bounds what one connection, and all of them together, may cost the event loop."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import logging
 import resource
 import time
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ ACCEPTED = 32
 _RESERVED = ACCEPTED + 16  # file descriptors that connections leave to the rest of the process
 _LOGGED_EVERY = 60.0  # s
 _PARTING = 0.5  # s
+_FIRST = 10.0  # s that a client may be silent at first
+_POST = b"POST "
 
 
 class Refusals:
@@ -56,28 +59,71 @@ def most_connections(wanted: int) -> int:
     return max(1, min(wanted, allowed - used - _RESERVED))
 
 
-def bounded(most: int, refusals: Refusals) -> type[ServerConnection]:
+Posted = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+"""Answers the requests of a connection."""
+
+
+def bounded(most: int, refusals: Refusals, posted: Posted) -> type[ServerConnection]:
     """Return a class of connections: more than ``most`` at a time are closed before the handshake.
 
-    A connection that sends too many small frames is closed with code 1002 and the reason.
+    A connection that sends too many small frames is closed with code 1002 and the reason. One that begins with a
+    POST request, which websockets cannot read, goes to ``posted``.
     """
     connected: set[ServerConnection] = set()
 
     class Connection(ServerConnection):
+        _silent: asyncio.Transport | None = None  # set until the client's first bytes tell its protocol
+        _began = b""
+
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             assert isinstance(transport, asyncio.Transport)
             if len(connected) < most:
                 connected.add(self)
-                limit_frames(self.protocol, _is_small, partial(_end, transport))
-                super().connection_made(transport)
+                self._silent = transport
+                self._timer = asyncio.get_running_loop().call_later(_FIRST, transport.abort)
                 return
             transport.abort()
             refusals.log(f"{most} are open, all that --max-robots or ulimit -n allow")
 
+        def data_received(self, data: bytes) -> None:
+            if (transport := self._silent) is not None:
+                self._began += data
+                if len(self._began) < len(_POST) and _POST.startswith(self._began):
+                    return
+                data, self._silent = self._began, None
+                self._timer.cancel()
+                if data.startswith(_POST):
+                    self._hand_over(transport, data)
+                    return
+                limit_frames(self.protocol, _is_small, partial(_end, transport))
+                super().connection_made(transport)
+            super().data_received(data)
+
+        def _hand_over(self, transport: asyncio.Transport, began: bytes) -> None:
+            loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+
+            async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                try:
+                    await posted(reader, writer)
+                finally:
+                    connected.discard(self)
+
+            protocol = asyncio.StreamReaderProtocol(reader, answer, loop)
+            transport.set_protocol(protocol)
+            protocol.connection_made(transport)
+            reader.feed_data(began)
+
+        def eof_received(self) -> None:
+            if self._silent is None:
+                super().eof_received()
+
         def connection_lost(self, exc: Exception | None) -> None:
             if self in connected:
                 connected.discard(self)
-                super().connection_lost(exc)
+                if self._silent is None:
+                    super().connection_lost(exc)
+                else:
+                    self._timer.cancel()
 
     return Connection
 

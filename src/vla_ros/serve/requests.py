@@ -91,6 +91,17 @@ def _stacked(images: Sequence[RawImage]) -> UInt8Array:
     return np.stack([process(image) for image in images])
 
 
+def split_state(vector: Any, features: Sequence[StateFeature]) -> dict[str, Any]:
+    """Return the state vectors by key that ``vector`` [..., N] holds in turn; {} if their sizes are others."""
+    if len(features) == 1:
+        return {features[0].key: vector}
+    sizes, values = [feature.size for feature in features], np.atleast_1d(vector)
+    if not all(sizes) or sum(sizes) != values.shape[-1]:
+        return {}
+    parts = np.split(values, np.cumsum(sizes)[:-1], axis=-1) if sizes else []
+    return {feature.key: part for feature, part in zip(features, parts, strict=True)}
+
+
 _SCANS = 10  # of an ordinary progressive JPEG
 
 

@@ -1,4 +1,4 @@
-"""The policy server's transport: websockets, health, metrics, API key, TLS, shutdown."""
+"""The policy server's transport: websockets, POST, health, metrics, API key, TLS, shutdown."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import http
 import logging
 import signal
 import ssl
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
@@ -19,6 +19,7 @@ from websockets.http11 import Request, Response
 
 from vla_ros.policies.remote.vla_eval import PATH
 from vla_ros.serve.connection import ACCEPTED, Refusals, bounded, most_connections
+from vla_ros.serve.post import answer
 from vla_ros.serve.service import Service
 from vla_ros.serve.worker import WorkerState
 
@@ -65,11 +66,24 @@ async def run(
             gc.unfreeze()  # otherwise Triton's bindings report all their types as leaked
 
 
-def listening(service: Service, address: Address) -> AbstractAsyncContextManager[Server]:
+@contextlib.asynccontextmanager
+async def listening(service: Service, address: Address) -> AsyncIterator[Server]:
+    """Accept connections; at the end, close them."""
+    posts: set[asyncio.Task[Any]] = set()
+
+    async def posted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        posts.add(task)
+        try:
+            await answer(reader, writer, service, address.api_key)
+        finally:
+            posts.discard(task)
+
     async def converse(connection: ServerConnection) -> None:
         loop = asyncio.get_running_loop()
 
-        async def send(message: bytes | str) -> None:
+        async def send(message: bytes | str, outcome: str) -> None:
             watch = loop.call_later(_SEND, connection.transport.abort)  # cheaper than a task with a timeout
             try:
                 await connection.send(message)
@@ -93,13 +107,17 @@ def listening(service: Service, address: Address) -> AbstractAsyncContextManager
     asyncio.get_running_loop().set_exception_handler(refusals.handle)
     quiet = logging.getLogger("vla_ros.serve.websockets")
     quiet.setLevel(logging.CRITICAL)  # failed handshakes are not logged
-    return serve(
+    listener = serve(
         converse,
         address.host,
         address.port,
         process_request=admit,
         # Handshakes, /healthz and refusals need connections beside those of the robots.
-        create_connection=bounded(most_connections(2 * service.limits.max_robots + 64), refusals),
+        create_connection=bounded(
+            most_connections(2 * service.limits.max_robots + 64),
+            refusals,
+            posted,
+        ),
         backlog=ACCEPTED,
         compression=None,
         max_size=service.limits.max_message,
@@ -112,6 +130,11 @@ def listening(service: Service, address: Address) -> AbstractAsyncContextManager
         ssl=address.tls,
         logger=quiet,
     )
+    async with listener as server:
+        yield server
+        for task in posts:
+            task.cancel()
+        await asyncio.gather(*posts, return_exceptions=True)
 
 
 async def _until(ending: asyncio.Event, service: Service) -> None:

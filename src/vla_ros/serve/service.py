@@ -25,9 +25,11 @@ from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.policies.base import Policy, Progress, no_progress
 from vla_ros.policies.remote.dialect import Message, Request, Response, ServedDialect
 from vla_ros.policies.remote.messages import WireError, pack
+from vla_ros.policies.remote.moveit_pro import MOVEIT_PRO
 from vla_ros.policies.remote.openpi import OPENPI
 from vla_ros.policies.remote.vla_eval import PATH
 from vla_ros.process import keep_freed_memory
+from vla_ros.serve.moveit_pro import Objective
 from vla_ros.serve.requests import RequestSchema, check_request, observation, pixels_to_decode
 from vla_ros.serve.vla_eval import Evaluation
 from vla_ros.serve.worker import BusyError, Done, ExpiredError, InferenceWorker, Job, RobotState, WorkerState
@@ -37,7 +39,13 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Send = Callable[[Message], Awaitable[None]]
+Send = Callable[[Message, str], Awaitable[None]]
+"""Sends an answer, given the outcome of the request as in the metrics."""
+
+POST = "POST "
+"""Precedes the path of an HTTP request with a body in :meth:`Service.http` and :meth:`Service.converse`."""
+_SPOKEN = {PATH: Evaluation, POST + MOVEIT_PRO.path: Objective}
+"""Maps ends of paths to dialects."""
 
 _OUTCOMES = {BusyError: "refused", ExpiredError: "expired"}
 _LARGE = 1 << 20  # pixels above which a request's JPEGs are decoded where they delay no others
@@ -101,7 +109,8 @@ class Service:
 
     ``config`` names the policy and completes its features; ``aliases`` maps feature keys to the names that robots
     use; ``read_metadata`` replaces the server's metadata, for clients that expect certain keys (RoboArena);
-    ``dialect`` is the protocol of the robots; at the path ``/vla-eval`` it is vla-eval's.
+    ``dialect`` is the protocol of the robots; at the path ``/vla-eval`` it is vla-eval's, and in a ``POST`` to
+    ``/infer`` MoveIt Pro's.
     """
 
     def __init__(
@@ -167,8 +176,11 @@ class Service:
         unavailable = 503, f"the server is {self.worker.state.value}\n".encode()
         if path.endswith(("/healthz", "/health")):
             return (200, b"OK\n") if self.healthy() else unavailable
-        if key and not (len(given) == 1 and hmac.compare_digest(given[0], f"Api-Key {key}".encode())):
-            return 401, b"a valid API key is needed: Authorization: Api-Key KEY\n"
+        kind = MOVEIT_PRO.authorization if path.startswith(POST) else "Api-Key"
+        if key and not (len(given) == 1 and hmac.compare_digest(given[0], f"{kind} {key}".encode())):
+            return 401, f"a valid API key is needed: Authorization: {kind} KEY\n".encode()
+        if path.startswith(POST) and not path.endswith(tuple(_SPOKEN)):
+            return 404, f"found {path[:200]}, expected {', '.join(one for one in _SPOKEN if ' ' in one)}\n".encode()
         if path.endswith("/metrics"):
             self.metrics.waiting.set(self.worker.waiting)
             self.metrics.robots.set(self.robots)
@@ -190,22 +202,23 @@ class Service:
     ) -> None:
         """Answer one robot's messages until it disconnects; ``connected`` then returns False.
 
-        ``path`` is the one that it asked for.
+        ``path`` is the one that it asked for, which selects the dialect.
         """
         self._loop = asyncio.get_running_loop()
-        dialect = Evaluation(self.schema, self._config) if path.endswith(PATH) else self._dialect
+        spoken = [made(self.schema, self._config) for end, made in _SPOKEN.items() if path.endswith(end)]
+        dialect = spoken[0] if spoken else self._dialect
         known = _Conversation(connected, dialect, RobotState(dialect.row_by_row))
         self.robots += 1
         try:
             if dialect.greets:
-                await send(self.metadata)
+                await send(self.metadata, "greeting")
             async for message in messages:
                 arrived = time.monotonic()
                 self.answering += 1
                 try:
                     reply, outcome = await self._reply(message, arrived, known)
                     if reply:
-                        await send(reply)
+                        await send(reply, outcome)
                 finally:
                     self.answering -= 1
                 self.metrics.requests.labels(outcome).inc()

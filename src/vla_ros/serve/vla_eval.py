@@ -6,8 +6,6 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from vla_ros.config import Config
 from vla_ros.contract import benchmark as benchmarks
 from vla_ros.contract.spec import PolicySpec
@@ -15,7 +13,7 @@ from vla_ros.errors import ConfigError
 from vla_ros.policies.remote.dialect import Message, Request, Response, ServedDialect
 from vla_ros.policies.remote.messages import WireError, described
 from vla_ros.policies.remote.vla_eval import EvalMessage, VlaEval, check_hello, hello, pack_message, unpack_message
-from vla_ros.serve.requests import RequestSchema
+from vla_ros.serve.requests import RequestSchema, split_state
 
 logger = logging.getLogger(__name__)
 
@@ -130,10 +128,5 @@ def _features(payload: Mapping[str, Any], schema: RequestSchema) -> Iterator[tup
         yield key, sent[name]
     keys = open_keys((feature.key for feature in schema.spec.state), others)
     vector = next((others[name] for name in _STATES if name in others), None)
-    if len(keys) == 1 and vector is not None:
-        yield keys[0], vector
-    elif keys and vector is not None:
-        sizes = [feature.size for feature in schema.spec.state if feature.key in keys]
-        values = np.atleast_1d(vector)
-        if all(sizes) and sum(sizes) == values.shape[-1]:
-            yield from zip(keys, np.split(values, np.cumsum(sizes)[:-1], axis=-1), strict=True)
+    if vector is not None:
+        yield from split_state(vector, [feature for feature in schema.spec.state if feature.key in keys]).items()

@@ -92,6 +92,8 @@ class GrootPolicy(SamplingPolicy[LoadedGroot, GrootRequest]):
         if loaded.processing.relative or not len(previous.actions):
             return None
         normalized = loaded.processing.model_actions(self._rest(previous))
+        if previous.guided:
+            normalized = normalized[: previous.delay + previous.guided]
         return continue_chunk(normalized, previous.delay, loaded.architecture, self._options.rtc_horizon)
 
     def trainable(self, where: Placement, recompute_layers: bool = True, **options: Any) -> Trainable:

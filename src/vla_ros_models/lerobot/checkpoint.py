@@ -33,7 +33,11 @@ _STEEPEST = 100
 _WITHOUT_INSTRUCTION = ("act", "diffusion", "tdmpc", "vqbet")
 _PROCESSORS = ("policy_preprocessor.json", "policy_postprocessor.json")
 _TOKENIZER = "tokenizer_processor"
-_BACKBONE = "vlm_model_name"  # SmolVLA reads the configuration and processor of its backbone, but not the weights
+# SmolVLA reads the configuration and processor of its backbone, but not the weights; pi0-FAST reads its tokenizer,
+# which LeRobot 0.6.1 leaves out of the action tokenizer's file.
+_BACKBONES = ("vlm_model_name", "text_tokenizer_name")
+_ACTION_TOKENIZER = "action_tokenizer_processor"
+_OTHERS = ("action_tokenizer_name", "checkpoint_path")  # of pi0-FAST and of MolmoAct2, with files of their own
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,29 @@ class Checkpoint:
 
         ``left`` [1, T, D] contains the normalised actions of ``previous``. The new chunk repeats the steps that
         will have been executed by then. The following steps, up to the execution horizon, guide the new chunk; the
-        horizon is set in the checkpoint's ``rtc_config``, or is LeRobot's default.
+        horizon is that of ``previous``, or of the checkpoint's ``rtc_config``, or LeRobot's default.
         """
         if previous is None or not self.continues:
             return {}
-        horizon = max(int(self.policy.config.rtc_config.execution_horizon), previous.delay)
+        stated = int(self.policy.config.rtc_config.execution_horizon)
+        horizon = previous.delay + previous.guided if previous.guided else max(stated, previous.delay)
         return {"prev_chunk_left_over": left, "inference_delay": previous.delay, "execution_horizon": horizon}
+
+    def remember(self, batch: dict[str, Any], first: Any) -> Any:
+        """Mark the frames of a memory that stand in for those before the episode; return ``first``.
+
+        LeRobot attends to none of them. They are the oldest ones that equal ``first``, the oldest frame of the
+        episode's first observation, or None in that observation; the newest frame is never one.
+        """
+        names = [name for name in self.policy.config.image_features if name in batch]
+        if not getattr(self.policy.config, "use_visual_memory", False) or self.policy.config.memory_frames == 1:
+            return first
+        frames = batch[names[0]].flatten(2)  # [1, T, N]
+        first = frames[:, :1] if first is None else first
+        padded = (frames == first).all(-1).int().cumprod(1).bool()
+        padded[:, -1] = False
+        batch.update({f"{name}_is_pad": padded for name in (*names, "observation.state")})
+        return first
 
 
 def load_policy(folder: Path, device: str, tokenizer: str) -> Checkpoint:
@@ -72,6 +93,7 @@ def load_policy(folder: Path, device: str, tokenizer: str) -> Checkpoint:
     overrides["device_processor"] = {"device": device}
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
     try:
+        from draccus.utils import DraccusException
         from lerobot.configs.policies import PreTrainedConfig
         from lerobot.policies.factory import get_policy_class, make_pre_post_processors
     except ImportError as error:
@@ -83,8 +105,9 @@ def load_policy(folder: Path, device: str, tokenizer: str) -> Checkpoint:
         policy_class = get_policy_class(kind)
         config = PreTrainedConfig.from_pretrained(folder, local_files_only=True)
         config.device = device
-        if tokenizer and hasattr(config, _BACKBONE):
-            setattr(config, _BACKBONE, tokenizer)
+        for name in _BACKBONES:
+            if tokenizer and hasattr(config, name):
+                setattr(config, name, tokenizer)
         policy = policy_class.from_pretrained(folder, config=config, local_files_only=True)
         before, after = make_pre_post_processors(config, str(folder), preprocessor_overrides=overrides)
     except ImportError as error:
@@ -92,9 +115,12 @@ def load_policy(folder: Path, device: str, tokenizer: str) -> Checkpoint:
             f"{folder}: the policy '{kind}' needs a library that is not installed ({error}); install it with: pip "
             f"install 'lerobot[{kind}]<0.7'"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, DraccusException) as error:
+        newer = "; a newer LeRobot wrote it: install that one, if need be its main branch"
+        advice = newer if "are not valid for" in str(error) else ""
         raise CheckpointError(
             f"{folder}: the installed LeRobot cannot load this '{kind}' checkpoint: {type(error).__name__}: {error}"
+            f"{advice}"
         ) from error
     policy.reset()
     return Checkpoint(policy.eval().to(device), before, after, _continues_chunks(policy))
@@ -168,15 +194,16 @@ def read_inputs(folder: Path) -> tuple[Input, ...]:
 def read_spec(folder: Path) -> PolicySpec:
     """Read inputs and outputs from ``config.json``, which does not name the parts of state and action."""
     config, inputs = _config(folder), read_inputs(folder)
-    # Families of LeRobot 0.6.1 that use past observations state the number of observations as ``n_obs_steps``.
-    times = tuple(map(DeltaTimestamp, range(1 - int(config.get("n_obs_steps") or 1), 1)))
+    image_times, state_times = _times(config, folder)
     images = tuple(
-        ImageFeature(one.key, None, times, one.required, takes=(one.shape[0], one.shape[1]) if one.fixed else None)
+        ImageFeature(
+            one.key, None, image_times, one.required, takes=(one.shape[0], one.shape[1]) if one.fixed else None
+        )
         for one in inputs
         if one.is_image
     )
     state = tuple(
-        StateFeature(one.key, (), one.shape[0], times, one.middle, one.largest)
+        StateFeature(one.key, (), one.shape[0], state_times, one.middle, one.largest)
         for one in inputs
         if not one.is_image
     )
@@ -193,6 +220,29 @@ def read_spec(folder: Path) -> PolicySpec:
         uses_instruction=config["type"] not in _WITHOUT_INSTRUCTION,
         ensemble_decay=_ensemble_decay(config, folder),
     )
+
+
+def _times(config: Mapping[str, Any], folder: Path) -> tuple[tuple[DeltaTimestamp, ...], ...]:
+    """Return when images and when states are measured, in steps.
+
+    Families of LeRobot 0.6.1 state the number of past observations as ``n_obs_steps``; the memory of pi0.5 in
+    LeRobot's main branch has ``memory_frames``, each ``memory_stride`` steps after the one before.
+    """
+    now = tuple(map(DeltaTimestamp, range(1 - int(config.get("n_obs_steps") or 1), 1)))
+    visual, own = (config.get(f"use_{kind}_memory") is True for kind in ("visual", "proprioceptive"))
+    if own and not visual:
+        raise CheckpointError(
+            f"{folder}/config.json: found use_proprioceptive_memory without use_visual_memory, expected both: the "
+            "images show how far an episode's past goes back"
+        )
+    if not visual:
+        return now, now
+    frames: Any = config.get("memory_frames")
+    stride: Any = config.get("memory_stride")
+    if not all(type(one) is int and one >= 1 for one in (frames, stride)):
+        raise CheckpointError(f"{folder}/config.json: memory_frames {frames!r} and memory_stride {stride!r}")
+    past = tuple(map(DeltaTimestamp, range((1 - frames) * stride, 1, stride)))
+    return past, past if own else now
 
 
 def _ensemble_decay(config: Mapping[str, Any], folder: Path) -> float | None:
@@ -292,10 +342,26 @@ def _tokenizer(folder: Path, config: Mapping[str, Any], tokenizer: str) -> dict[
         raise ConfigError(f"policy.tokenizer: found '{tokenizer}', expected the folder of a tokenizer")
     steps = _steps(folder)
     names = [step["config"].get("tokenizer_name") for step in steps if step.get("registry_name") == _TOKENIZER]
-    for name in (*names, config.get(_BACKBONE)):
-        if name and not tokenizer and not Path(name).is_dir():
+    given = tokenizer
+    own = [folder / name for name in names if name and (folder / name).is_dir()]  # newer than LeRobot 0.6.1
+    tokenizer = tokenizer or (str(own[0]) if own else "")
+    for key in _OTHERS:
+        if (found := str(config.get(key) or "")) and not Path(found).is_dir():
+            raise CheckpointError(
+                f"{folder}: {key} is '{found}' on the hub, but nothing is downloaded automatically; download it "
+                "once, and write its folder into config.json and, if it is there, into policy_preprocessor.json"
+            )
+    backbones = [config.get(key) for key in _BACKBONES]
+    for name in (*names, *backbones):
+        known = given if name in backbones else tokenizer
+        if name and not known and not Path(name).is_dir():
             raise CheckpointError(
                 f"{folder}: refers to '{name}' on the hub, but nothing is downloaded automatically; download it "
                 "once, without weights, and set policy.tokenizer to its folder"
             )
-    return {_TOKENIZER: {"tokenizer_name": tokenizer}} if names and tokenizer else {}
+    overrides = {
+        _TOKENIZER: {"tokenizer_name": tokenizer},
+        _ACTION_TOKENIZER: {"paligemma_tokenizer_name": tokenizer},
+    }
+    used = {step.get("registry_name") for step in steps} if tokenizer else set()
+    return {name: override for name, override in overrides.items() if name in used}

@@ -25,6 +25,15 @@ from vla_ros_models.lerobot.checkpoint import (
 from vla_ros_models.lerobot.options import LeRobotOptions
 
 
+class Episode(Session):
+    """What a policy with a memory needs to know of the episode."""
+
+    first: Any = None  # the oldest frame of its first observation; None before that
+
+    def reset(self) -> None:
+        self.first = None
+
+
 class LeRobotPolicy(Policy):
     """Runs a checkpoint with LeRobot's own processors and ``predict_action_chunk``.
 
@@ -59,17 +68,20 @@ class LeRobotPolicy(Policy):
             torch.manual_seed(options.seed)
         progress(0.9, "inferring once")
         spec = self.describe()
-        features: list[ImageFeature | StateFeature] = [*spec.images, *spec.state]
-        steps = max((len(one.delta_timestamps) for one in features), default=1)
-        past = () if steps == 1 else (steps,)
-        blank = {one.name: np.zeros((*past, *one.shape), np.uint8) for one in self._inputs}
-        answer, _ = self._predict(blank, "warm up")
+        features: tuple[ImageFeature | StateFeature, ...] = (*spec.images, *spec.state)
+        steps = {one.key: len(one.delta_timestamps) for one in features}
+        past = {key: () if many == 1 else (many,) for key, many in steps.items()}
+        blank = {one.name: np.zeros((*past[one.key], *one.shape), np.uint8) for one in self._inputs}
+        answer, _ = self._predict(Episode(), blank, "warm up")
         horizon, dimension = answer.shape
         continues = self._checkpoint.continues
         self.spec = replace(spec, horizon=horizon, dimension=dimension, continues_chunks=continues)
         progress(1.0, "ready")
 
-    def infer(self, session: Session, observation: Observation) -> ActionChunk:
+    def start_session(self) -> Episode:
+        return Episode()
+
+    def infer(self, session: Episode, observation: Observation) -> ActionChunk:
         began = time.perf_counter()
         values: dict[str, Any] = {}
         assert self._checkpoint is not None
@@ -86,12 +98,12 @@ class LeRobotPolicy(Policy):
                 )
         if self.spec.images and not any(map(is_image_feature, values)):
             raise VlaRosError(f"found no image, expected at least one of {list(self.spec.image_keys)}")
-        actions, normalized = self._predict(values, observation.instruction, observation.previous)
+        actions, normalized = self._predict(session, values, observation.instruction, observation.previous)
         stages = {"predict": 1e3 * (time.perf_counter() - began)}
         return ActionChunk(actions, observation.stamp, normalized=normalized, stages_ms=stages)
 
     def _predict(
-        self, values: Mapping[str, Any], instruction: str, previous: PreviousChunk | None = None
+        self, episode: Episode, values: Mapping[str, Any], instruction: str, previous: PreviousChunk | None = None
     ) -> tuple[Any, Any]:
         """Return actions and normalised actions, each float64 [K, D]."""
         checkpoint = self._checkpoint
@@ -103,6 +115,7 @@ class LeRobotPolicy(Policy):
         with torch.no_grad():  # not inference_mode, in which real-time chunking cannot compute gradients
             batch = checkpoint.before(batch)
             left = batch.pop("action", None)
+            episode.first = checkpoint.remember(batch, episode.first)
             chunk = checkpoint.policy.predict_action_chunk(batch, **checkpoint.guidance(previous, left))
             actions = checkpoint.after(chunk)
         return tuple(tensor[0].double().cpu().numpy() for tensor in (actions, chunk))

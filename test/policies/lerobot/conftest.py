@@ -1,11 +1,13 @@
 """Checkpoints of random weights, small enough to build in seconds, written by LeRobot itself."""
 
+import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
 FRONT, STATE, ENVIRONMENT = "observation.images.front", "observation.state", "observation.environment_state"
@@ -117,17 +119,43 @@ def write_backbone(folder: Path) -> None:
     )
 
 
+PI0_FAST = {**_CHUNK, "max_decoding_steps": 24, "fast_skip_tokens": 4, "validate_action_token_prefix": False}
+"""Options of pi0-FAST, whose tokens are random and so do not begin as trained ones do."""
+
+
+def write_fast_tokenizers(words: Path, actions: Path) -> None:
+    """Write a tokenizer with as many words as PaliGemma's, and an action tokenizer fitted to random chunks."""
+    from lerobot.policies.molmoact2.molmoact2_hf_model.action_tokenizer import UniversalActionProcessor
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    known = ["<pad>", "<unk>", "<s>", "</s>", "|", *_WORDS, *map(str, range(10))]
+    known += [f"w{number}" for number in range(257152 - len(known))]
+    text = Tokenizer(models.WordLevel({word: number for number, word in enumerate(known)}, "<unk>"))
+    text.pre_tokenizer = pre_tokenizers.Whitespace()
+    named = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    PreTrainedTokenizerFast(tokenizer_object=text, **named).save_pretrained(words)
+    chunks = np.random.default_rng(0).normal(size=(50, 10, JOINTS))
+    fitted = UniversalActionProcessor.fit(list(chunks), time_horizon=10, action_dim=JOINTS)
+    fitted.tokenizer.save_pretrained(actions)
+    about = {"processor_class": "Fast", "auto_map": {"AutoProcessor": "fast.Fast"}, "min_token": fitted.min_token}
+    (actions / "processor_config.json").write_text(json.dumps({**about, "action_dim": JOINTS, "time_horizon": 10}))
+    base = f"from {UniversalActionProcessor.__module__} import UniversalActionProcessor as Base\n"
+    (actions / "fast.py").write_text(base + "class Fast(Base):\n    pass\n")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def small_gemma() -> Iterator[None]:
     """Replaces LeRobot's fixed size of PaliGemma, which has billions of parameters."""
     from lerobot.policies.pi0 import modeling_pi0
+    from lerobot.policies.pi0_fast import modeling_pi0_fast
     from lerobot.policies.pi05 import modeling_pi05
     from transformers import SiglipVisionConfig
 
     with pytest.MonkeyPatch.context() as patched:
         width = property(lambda self: 32, lambda self, value: None)  # LeRobot sets it to 2048
         patched.setattr(SiglipVisionConfig, "projection_dim", width, raising=False)
-        for module in (modeling_pi0, modeling_pi05):
+        for module in (modeling_pi0, modeling_pi05, modeling_pi0_fast):
             gemma = module.GemmaConfig(width=32, depth=2, mlp_dim=64, num_heads=2, num_kv_heads=1, head_dim=16)
             make = module.CONFIG_MAPPING["paligemma"]
             small = partial(make, vision_config=SiglipVisionConfig(**_VISION, patch_size=14))
@@ -164,8 +192,8 @@ def folder(
     return write(request.param, words, tmp_path_factory.mktemp("lerobot") / request.param)
 
 
-def write(kind: str, words: Path, where: Path, image: bool = True) -> Path:
-    """Write a checkpoint; without an image it takes the state of the environment."""
+def write(kind: str, words: Path, where: Path, image: bool = True, **more: Any) -> Path:
+    """Write a checkpoint with ``more`` options; without an image it takes the state of the environment."""
     import torch
     from lerobot.configs.types import FeatureType, PolicyFeature
     from lerobot.policies.factory import get_policy_class, make_policy_config, make_pre_post_processors
@@ -179,7 +207,7 @@ def write(kind: str, words: Path, where: Path, image: bool = True) -> Path:
         STATE: PolicyFeature(FeatureType.STATE, (JOINTS,)),
     }
     outputs = {"action": PolicyFeature(FeatureType.ACTION, (JOINTS,))}
-    options = dict(FAMILIES[kind])
+    options = FAMILIES.get(kind, PI0_FAST) | more
     if kind in _NAMES_TOKENIZER:
         options[_NAMES_TOKENIZER[kind]] = str(words)
     config = make_policy_config(kind, input_features=inputs, output_features=outputs, device="cpu", **options)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,7 +16,7 @@ pytest.importorskip("lerobot", reason="needs an environment with LeRobot")
 
 import torch
 from lerobot.configs.policies import PreTrainedConfig
-from lerobot.policies.factory import get_policy_class, make_pre_post_processors
+from lerobot.policies.factory import get_policy_class, make_policy_config, make_pre_post_processors
 from lerobot.policies.rtc.configuration_rtc import RTCConfig
 from lerobot.processor import NormalizerProcessorStep, TransitionKey, create_transition
 from websockets.sync.client import connect
@@ -31,7 +32,7 @@ from vla_ros_models.lerobot import make
 from vla_ros_models.lerobot.options import LeRobotOptions
 from vla_ros_models.lerobot.policy import LeRobotPolicy
 
-from .conftest import write
+from .conftest import write, write_fast_tokenizers
 
 FRONT, STATE = "observation.images.front", "observation.state"
 HUB = "google/paligemma-3b-pt-224"
@@ -68,6 +69,8 @@ def theirs(folder: Path, words: Path, asked: Observation) -> tuple[Any, Any]:
     policy = get_policy_class(config.type).from_pretrained(folder, config=config)
     names_words = config.type not in ("act", "diffusion")
     overrides = {"tokenizer_processor": {"tokenizer_name": str(words)}} if names_words else {}
+    if config.type == "pi0_fast":
+        overrides["action_tokenizer_processor"] = {"paligemma_tokenizer_name": str(words)}
     before, after = make_pre_post_processors(config, str(folder), preprocessor_overrides=overrides)
     image = torch.from_numpy(np.moveaxis(asked.images["front"], -1, -3).copy())
     batch: dict[str, Any] = {
@@ -84,6 +87,24 @@ def theirs(folder: Path, words: Path, asked: Observation) -> tuple[Any, Any]:
     torch.manual_seed(3)
     chunk = policy.predict_action_chunk(before(batch), **guidance)
     return chunk[0].detach().double().numpy(), after(chunk)[0].detach().double().numpy()
+
+
+def test_pi0_fast_decodes_what_lerobot_decodes(
+    tmp_path: Path, small_gemma: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, actions = tmp_path / "words", tmp_path / "actions"
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    write_fast_tokenizers(words, actions)
+    named = {"text_tokenizer_name": str(words), "action_tokenizer_name": str(actions)}
+    folder = write("pi0_fast", words, tmp_path / "pi0_fast", **named)
+    policy = loaded(folder, tokenizer=str(words))
+    assert not policy.spec.continues_chunks
+    asked = observation(policy)
+    normalized, expected = theirs(folder, words, asked)
+    chunk = policy.infer(policy.start_session(), asked)
+    assert chunk.normalized is not None
+    assert np.array_equal(chunk.normalized, normalized)
+    assert np.array_equal(chunk.actions, expected)
 
 
 @contextmanager
@@ -196,8 +217,12 @@ def test_a_missing_library_is_reported(folder: Path, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(("folder", "named"), [("pi05", HUB), ("smolvla", "org/backbone")], indirect=["folder"])
 def test_a_tokenizer_is_not_downloaded(folder: Path, named: str, words: Path, tmp_path: Path) -> None:
     changed = damaged(folder, tmp_path, **({"vlm_model_name": named} if folder.name == "smolvla" else {}))
-    text = (folder / "policy_preprocessor.json").read_text()
-    (changed / "policy_preprocessor.json").write_text(text.replace(str(words), named))
+    content = json.loads((folder / "policy_preprocessor.json").read_text())
+    for step in content["steps"]:
+        if "tokenizer_name" in step["config"]:
+            step["config"]["tokenizer_name"] = named
+            step.pop("artifacts", None)  # a folder that newer releases save
+    (changed / "policy_preprocessor.json").write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=f"'{named}' on the hub, but nothing is downloaded"):
         loaded(changed)
     with pytest.raises(ConfigError, match="expected the folder of a tokenizer"):
@@ -205,6 +230,72 @@ def test_a_tokenizer_is_not_downloaded(folder: Path, named: str, words: Path, tm
     for file in folder.glob("*.safetensors"):
         (changed / file.name).symlink_to(file)
     assert loaded(changed, tokenizer=str(words)).spec.dimension == 7
+
+
+@pytest.mark.parametrize("folder", ["pi05"], indirect=True)
+def test_a_tokenizer_that_the_checkpoint_has_is_used(folder: Path, words: Path, tmp_path: Path) -> None:
+    """LeRobot newer than 0.6.1 saves it there; an older one loads such a checkpoint, too."""
+    content = json.loads((damaged(folder, tmp_path) / "policy_preprocessor.json").read_text())
+    for step in content["steps"]:
+        if "tokenizer_name" in step["config"]:
+            step["config"]["tokenizer_name"] = "tokenizer"
+    (tmp_path / "policy_preprocessor.json").write_text(json.dumps(content))
+    for file in folder.glob("*.safetensors"):
+        (tmp_path / file.name).symlink_to(file)
+    shutil.copytree(words, tmp_path / "tokenizer")
+    asked = observation(policy := loaded(tmp_path, seed=3))
+    chunk = policy.infer(policy.start_session(), asked)
+    other = loaded(folder, seed=3, tokenizer=str(words))
+    assert np.array_equal(chunk.actions, other.infer(other.start_session(), asked).actions)
+
+
+REMEMBERS = "use_visual_memory" in {field.name for field in dataclasses.fields(make_policy_config("pi05"))}
+
+
+@pytest.mark.skipif(REMEMBERS, reason="this LeRobot knows the memory of pi0.5")
+@pytest.mark.parametrize("folder", ["pi05"], indirect=True)
+def test_a_memory_that_lerobot_does_not_know_is_refused(folder: Path, words: Path, tmp_path: Path) -> None:
+    changed = damaged(folder, tmp_path, use_visual_memory=True, memory_frames=3, memory_stride=2)
+    with pytest.raises(CheckpointError, match=r"`use_visual_memory`.* are not valid .* a newer LeRobot wrote it"):
+        loaded(changed, tokenizer=str(words))
+
+
+@pytest.mark.skipif(not REMEMBERS, reason="needs LeRobot's main branch of August 2026 or newer")
+@pytest.mark.parametrize("own", [False, True], ids=["images", "images and state"])
+def test_a_memory_sees_what_lerobots_rollout_sees(words: Path, tmp_path: Path, own: bool) -> None:
+    memory = {"use_visual_memory": True, "memory_frames": 3, "memory_stride": 2, "use_proprioceptive_memory": own}
+    folder = write("pi05", words, tmp_path / "pi05", memory_temporal_attention_every=1, **memory)
+    policy = loaded(folder, tokenizer=str(words))
+    assert [delta.steps for delta in policy.spec.images[0].delta_timestamps] == [-4, -2, 0]
+    assert len(policy.spec.state[0].delta_timestamps) == (3 if own else 1)
+    random = np.random.default_rng(0)
+    images, states = random.integers(0, 256, (8, 64, 96, 3), dtype=np.uint8), random.normal(size=(8, 7))
+    checkpoint, session = policy._checkpoint, policy.start_session()
+    assert checkpoint is not None
+    checkpoint.policy.reset()  # its queue then takes each observation in turn
+    for step in range(8):
+        batch: dict[str, Any] = {
+            FRONT: torch.from_numpy(np.moveaxis(images[step], -1, -3).copy())[None].float() / 255,
+            STATE: torch.from_numpy(states[step].astype(np.float32))[None],
+            "task": ["lift the cube"],
+        }
+        torch.manual_seed(3)
+        theirs = checkpoint.after(checkpoint.policy.predict_action_chunk(checkpoint.before(batch)))[0]
+        past = [max(0, step - age) for age in (4, 2, 0)]  # the first frame stands in for those before it
+        state = states[past] if own else states[step]
+        torch.manual_seed(3)
+        mine = policy.infer(session, Observation({"front": images[past]}, "lift the cube", 1, {"state": state}))
+        if step in (2, 4):  # the first frame itself is due, which cannot be told from one that stands in
+            assert np.abs(mine.actions - theirs.double().numpy()).max() < 0.2
+        else:
+            assert np.array_equal(mine.actions, theirs.double().numpy()), step
+
+
+@pytest.mark.parametrize("folder", ["act"], indirect=True)
+@pytest.mark.parametrize("key", ["action_tokenizer_name", "checkpoint_path"])
+def test_other_files_of_a_policy_are_not_downloaded(folder: Path, key: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"{key} is 'org/files' on the hub, but nothing is downloaded"):
+        loaded(damaged(folder, tmp_path, **{key: "org/files"}))
 
 
 @pytest.mark.parametrize("kind", ["act", "diffusion"])

@@ -114,6 +114,12 @@ def test_a_chunk_continues_the_executed_chunk(checkpoint, kind, layout, robot, r
     session.answered = 1
     late = policy.infer(session, replace(moved, previous=PreviousChunk(rest, 5)))  # longer than it was trained for
     assert distance(late, rest, 5) < 0.25
+    brief = []  # two ways to say that one more action guides the chunk
+    for previous in (PreviousChunk(rest, 3, guided=1), PreviousChunk(rest[:4], 3)):
+        session.answered = 1
+        brief.append(policy.infer(session, replace(moved, previous=previous)).actions)
+    np.testing.assert_array_equal(*brief)
+    assert np.array_equal(brief[0], chunk.actions) == (rtc == "trained")
     empty = replace(moved, previous=PreviousChunk(before[:0], 0))
     session.answered = 1
     np.testing.assert_array_equal(policy.infer(session, empty).actions, free.actions)

@@ -313,4 +313,14 @@ def test_the_metadata_choose_the_dialect() -> None:
     assert by_metadata(VLLM_OMNI, arena) is VLLM_OMNI
     assert by_metadata(OPENPI, read_map(one("sglang", "openpi_policy", 2).frame, "")) is SGLANG
     assert by_metadata(OPENPI, {}) is OPENPI
-    assert set(DIALECTS) == {"openpi", "roboarena", "vllm_omni", "sglang", "gr00t", "gr00t_flat", "oft", "vla_eval"}
+    assert set(DIALECTS) == {
+        "openpi",
+        "roboarena",
+        "vllm_omni",
+        "sglang",
+        "gr00t",
+        "gr00t_flat",
+        "oft",
+        "vla_eval",
+        "moveit_pro",
+    }

@@ -89,6 +89,7 @@ class Dialect(ABC):
     schemes: ClassVar[tuple[str, ...]] = ("ws", "wss")  # of the server's address
     port: ClassVar[int] = 8000  # default port
     path: ClassVar[str] = "/"  # default path
+    authorization: ClassVar[str] = "Api-Key"  # scheme of the header with the API key
     hello: ClassVar[bytes | None] = None  # request for the metadata; None if sent unasked, or if there are none
     answers_reset: ClassVar[bool] = True  # False if the request that begins an episode gets no response
 

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from vla_ros.errors import ConfigError
 from vla_ros.policies.remote.dialect import Dialect, Metadata
 from vla_ros.policies.remote.gr00t import GR00T, GR00T_FLAT
+from vla_ros.policies.remote.moveit_pro import MOVEIT_PRO
 from vla_ros.policies.remote.oft import OFT_HTTP
 from vla_ros.policies.remote.openpi import OPENPI, ROBOARENA, SGLANG, VLLM_OMNI
 from vla_ros.policies.remote.vla_eval import VLA_EVAL
@@ -20,7 +21,7 @@ def register(*dialects: Dialect) -> None:
     DIALECTS.update({dialect.name: dialect for dialect in dialects})
 
 
-register(OPENPI, ROBOARENA, VLLM_OMNI, SGLANG, GR00T, GR00T_FLAT, OFT_HTTP, VLA_EVAL)
+register(OPENPI, ROBOARENA, VLLM_OMNI, SGLANG, GR00T, GR00T_FLAT, OFT_HTTP, VLA_EVAL, MOVEIT_PRO)
 
 
 def by_address(server: str, name: str = "auto") -> Dialect:
@@ -37,7 +38,8 @@ def by_address(server: str, name: str = "auto") -> Dialect:
     candidates = [dialect for dialect in DIALECTS.values() if address.scheme in dialect.schemes]
     if not candidates or not address.hostname:
         raise ConfigError(
-            f"policy.server: found '{server}', expected ws://HOST:PORT, wss://, zmq:// (GR00T) or http:// (OFT)"
+            f"policy.server: found '{server}', expected ws://HOST:PORT, wss://, zmq:// (GR00T), or http:// (OFT, "
+            "MoveIt Pro)"
         )
     unsent = {"user": address.username, "fragment": address.fragment}
     unsent |= {"query": address.query} if address.scheme in ("zmq", "tcp") else {}

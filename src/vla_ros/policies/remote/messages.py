@@ -9,6 +9,7 @@ bin or str keys. Nothing received is executed: pickles, object arrays and extens
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -294,3 +295,15 @@ def described(value: Any) -> str:
     if isinstance(value, str):
         return f"the text {value[:200]!r}"
     return type(value).__name__
+
+
+def decode_json(data: bytes | str, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """Read JSON; ``hook`` converts each object. Raises WireError for anything else, NaN and Infinity included."""
+    try:
+        return json.loads(data, object_hook=hook, parse_constant=_refused)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"not valid JSON: {str(error)[:200]}") from None
+
+
+def _refused(text: str) -> Any:
+    raise WireError(f"found the number {text}, expected a finite number")

@@ -21,7 +21,7 @@ from vla_ros.policies.remote.dialect import (
     ServerSaidError,
     action_chunk,
 )
-from vla_ros.policies.remote.messages import WireError, array, described
+from vla_ros.policies.remote.messages import WireError, array, decode_json, described
 
 
 class Oft(Dialect):
@@ -61,10 +61,7 @@ def _encode_array(value: Any) -> Any:
 
 
 def _decode(data: Message) -> Any:
-    try:
-        return json.loads(data, object_hook=_decode_array, parse_constant=_refused)
-    except (ValueError, RecursionError) as error:
-        raise WireError(f"not valid JSON: {str(error)[:200]}") from None
+    return decode_json(data, _decode_array)
 
 
 def _decode_array(entry: dict[str, Any]) -> Any:
@@ -75,7 +72,3 @@ def _decode_array(entry: dict[str, Any]) -> Any:
     except (TypeError, ValueError):
         raise WireError("found an array that is not base64") from None
     return array(entry.get("dtype"), entry.get("shape"), data)
-
-
-def _refused(text: str) -> Any:
-    raise WireError(f"found the number {text}, expected a finite number")

@@ -70,7 +70,7 @@ class Transport(ABC):
         self._path += f"?{parts.query}" if parts.query else ""
         self._authority = f"[{self._name}]:{self._port}" if ":" in self._name else f"{self._name}:{self._port}"
         self._key = target.api_key
-        self._headers = {"Authorization": f"Api-Key {self._key}"} if self._key else {}
+        self._headers = {"Authorization": f"{target.dialect.authorization} {self._key}"} if self._key else {}
 
     @abstractmethod
     def send(self, message: bytes, deadline: float) -> None:
