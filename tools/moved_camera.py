@@ -11,20 +11,15 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
-from tools.flywheel.evaluate import evaluate
-from tools.flywheel.table import compare, markdown
+from vla_ros_lab.training.proof import as_json, paired_scores
 from vla_ros_models.view import VIEW_FILE, VIEWS
 
 CHECKPOINT = "demo"
-PLACE = "--camera-turn 22.5"
+TURN = 22.5  # degrees
 SCENES, DEMONSTRATIONS = 1_000_000, 2_000_000
 """The first seed of each."""
-
-PART = 10
-"""Episodes of one process, whose results are written together."""
 
 RATES = {"view": 0.03, "view-lora": 0.002}
 # The demo's checkpoint was trained on a gripper that closes at 0.7.
@@ -41,22 +36,22 @@ def train(folder: Path, adapter: str, count: int, steps: int) -> Path:
     """Return the file of an adapter that was trained on ``count`` demonstrations."""
     bag, output = folder / f"demonstrations-{count}", folder / f"{adapter}-{count}"
     if not (bag / "metadata.yaml").exists():
-        words = (*PLACE.split(), "--seed", DEMONSTRATIONS, "--episodes", count)
+        words = ("--camera-turn", TURN, "--seed", DEMONSTRATIONS, "--episodes", count)
         run("demo", "--policy", "expert", *words, "--record", bag)
     if not (output / "evidence" / "evidence.json").exists():
-        words = ("--adapter", adapter, "--steps", steps, "--learning-rate", RATES[adapter], "--output", output)
-        run("finetune", bag, "--checkpoint", CHECKPOINT, *TRAINING.split(), *words)
+        how = ("--adapter", adapter, "--steps", steps, "--learning-rate", RATES[adapter], "--output", output)
+        run("finetune", bag, "--checkpoint", CHECKPOINT, *TRAINING.split(), *how)
     return output / VIEW_FILE
 
 
-def measure(folder: Path, name: str, words: str, count: int, processes: int) -> Mapping[int, bool]:
-    """Return success by seed."""
-    found: dict[int, bool] = {}
-    for first in range(SCENES, SCENES + count, PART):
-        part = range(first, min(first + PART, SCENES + count))
-        found |= evaluate(Path(CHECKPOINT), folder / "scores" / f"{name}-{first}.json", part, processes, words)
-        print(f"{name}: {sum(found.values())} of {len(found)}", flush=True)
-    return found
+def score(folder: Path, name: str, count: int, processes: int, *words: str) -> Path:
+    """Return the file of the scores with the moved camera."""
+    file = folder / "scores" / f"{name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    seeds = ("--seed", SCENES, "--episodes", count, "--shards", processes)
+    place = ("-b", f"camera_turn={TURN}", "--sync", "--resume", "--json", file)
+    run("eval", "table", "--checkpoint", CHECKPOINT, *seeds, *place, *words)
+    return file
 
 
 def main() -> None:
@@ -70,15 +65,15 @@ def main() -> None:
     add("--processes", type=int, default=1, metavar="N", help="of an evaluation")
     given = parser.parse_args()
     folder, seeds = given.folder, (given.episodes, given.processes)
-    weak = measure(folder, "moved", PLACE, *seeds)
-    rows = {"the checkpoint, camera moved": compare(weak, weak)}
+    weak = score(folder, "moved", *seeds)
+    rows = {}
     for count in given.demonstrations:
         for adapter in given.adapters:
             name, file = f"{adapter}-{count}", train(folder, adapter, count, given.steps)
-            found = measure(folder, name, f"{PLACE} -p policy.view:={file.resolve()}", *seeds)
-            rows[f"{adapter}, {count} episodes"] = compare(weak, found)
+            found = paired_scores(weak, score(folder, name, *seeds, "-p", f"policy.view:={file.resolve()}"))
+            rows[f"{adapter}, {count} episodes"] = as_json(found)
             (folder / "results.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-            print(markdown(rows), flush=True)
+            print(f"{adapter}, {count} episodes: {found}", flush=True)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class BreakingService(Service):
         before: bytes | str | None = None
         greeted = False
 
-        async def spoiled(frame: bytes | str) -> None:
+        async def spoiled(frame: bytes | str, outcome: str) -> None:
             nonlocal before, greeted
             fault, other, before = self.fault if greeted else "", before, frame
             greeted = True
@@ -52,9 +52,9 @@ class BreakingService(Service):
                 "oversize": _LONG,
                 "error": "the policy fails on command",
             }
-            said = broken.get(fault, frame)
-            if fault != "lose" and said is not None:
-                await send(said)
+            answer = broken.get(fault, frame)
+            if fault != "lose" and answer is not None:
+                await send(answer, outcome)
 
         await super().converse(messages, spoiled, connected, path)
 

@@ -14,7 +14,7 @@ from vla_ros_models.engine.training import Call
 from vla_ros_models.pi import training as pi
 from vla_ros_models.pi.architecture import PI05, PiArchitecture, gemma
 from vla_ros_models.pi.network import PiNetwork
-from vla_ros_models.pi.training import FlowBatch, FlowLossForm, Prefix, deviation_of
+from vla_ros_models.pi.training import FlowBatch, FlowLossForm, PrefixCache, deviation_of
 from vla_ros_models.training import draw_weights
 
 STATE_SIZE = ACTION_SIZE = 8
@@ -50,7 +50,7 @@ class Encoded(NamedTuple):
     """Encoded images and prompts of R rows, which all samples of a chunk share."""
 
     batch: FlowBatch
-    prefix: Prefix
+    prefix: PrefixCache
     patches: Tensor  # [F, P, width], of the images
     last: Tensor  # [R, width], the last token of each prompt before the last layer
 

@@ -63,8 +63,8 @@ def export(adapted: Adapted, checkpoint: Path, output: Path, dtype: str = "", fl
         (output / "config.json").unlink(missing_ok=True)
         _write(output, trainable.stored, tensor_of, *(DISTILLED_FILES if flow_steps else WEIGHT_FILES))
         if flow_steps:
-            own = {stored.name: weight(name) for name in new if (stored := trainable.stored[name]).file.name}
-            _save(own, output / TEACHER)
+            before = {stored.name: weight(name) for name in new if (stored := trainable.stored[name]).file.name}
+            _save(before, output / TEACHER)
         if adapted.lora is not None:
             write_adapter(adapted, output / ADAPTER, checkpoint)
         _copy_others(checkpoint, output, {stored.file for stored in trainable.stored.values()})
