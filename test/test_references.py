@@ -31,7 +31,8 @@ OF_OTHERS = {
     "tuners_utils.check_target_module_exists", "get_pattern_key",
     "int8_vectorwise_dequant", "should_convert_module", "empty_camera_0", "prepare_state",
     "n1.5", "v0.1", "v0.2", "left_", "right_", "left_wrist", "left_elbow.pos", "red_cube", "bag_9", "bag_10",
-    "OUTPUT.partial",
+    "get_action_chunk_adapter.py", "vla_inference_server.py", "SnapFlowModelMixin", "LAYER.a", "LAYER.scale",
+    "sha256sum",
 }  # fmt: skip
 """Names of other projects, which only prose mentions, and examples of names that users choose."""
 

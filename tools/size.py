@@ -36,6 +36,7 @@ INTERFACES = {
             "plan_memory",
             "load_model",
             "load_network",
+            "deviation_of",
             "make_trainable",
         ),
         *("read_architecture", "read_checkpoint", "Processing", "PromptEncoder", "Manifest", "EMBEDDINGS", "FILES"),

@@ -67,9 +67,8 @@ class StoredTensor:
     shape: tuple[int, ...]  # size of each axis
     dtype: str  # data type as the file names it, such as ``BF16``
     name: str  # the tensor's name in the file
-    changes: tuple[
-        Callable[[Tensor], Tensor], ...
-    ] = ()  # dequantise, merge an adapter; shape and dtype are after them
+    # Dequantise, merge an adapter; shape and dtype are those after them.
+    changes: tuple[Callable[[Tensor], Tensor], ...] = ()
 
     def changed(self, change: Callable[[Tensor], Tensor], dtype: str, shape: Sequence[int] = ()) -> StoredTensor:
         """Return the tensor after one more change, which gives this data type, and this shape if it is another."""
@@ -227,9 +226,7 @@ def read_statistics(
             f"{names[0]} {first.tolist()} and {names[1]} {second.tolist()}"
         )
     if contradiction := _contradiction(found):
-        logger.warning(
-            "%s: %s: the file was damaged or edited; compare it with the one from training", where, contradiction
-        )
+        logger.warning("%s: %s: damaged or edited; compare the file with training's", where, contradiction)
     return first, second
 
 

@@ -289,7 +289,7 @@ def verdict(old, new, lengths=(9, 8, 7, 8, 9, 8)):
     samples = TipSamples(PolicySpec(images=()), lengths)
     config = load([], ["policy.name:=hold"])
     return proof.compare_replays(
-        *(proof.replay(Missing(samples, *one), samples, samples.episodes, config) for one in (old, new))
+        *(proof.replay_held_out(Missing(samples, *one), samples, samples.episodes, config) for one in (old, new))
     )
 
 

@@ -15,6 +15,6 @@ DIAGNOSTICS = "/diagnostics"  # out: diagnostic_msgs/DiagnosticArray, once a sec
 STATUS = "~/status"  # out: std_msgs/String with state and reasons as JSON at each change, TRANSIENT_LOCAL
 # out: std_msgs/String, JSON of what a person wants to see beside the status: the cameras' topics and type, and each
 # arm's joints, measured and last commanded; ten times a second, if subscribed
-VIEW = "~/view"
+ROBOT_VIEW = "~/view"
 COLLISION = "~/collision"  # out: visualization_msgs/MarkerArray of what collision.check sees, if subscribed
 DEBUG_IMAGE = "~/debug_image"  # out: sensor_msgs/Image, the policy's image and action, if subscribed

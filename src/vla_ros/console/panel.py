@@ -13,7 +13,7 @@ from typing import Any
 
 from vla_ros.cli.operate import Operator
 from vla_ros.console.admission import OF_A_STATE, PageRequest
-from vla_ros.console.watch import SILENT, Watch
+from vla_ros.console.watch import LOST_AFTER, Watch
 from vla_ros.errors import VlaRosError, one_line
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class Panel:
         for name, watch in watches.items():
             watch.refresh(now, names[name])
         nodes = [
-            [name, watch.remote.status.get("state", ""), now - watch.remote.heard < SILENT]
+            [name, watch.remote.status.get("state", ""), now - watch.remote.heard < LOST_AFTER]
             for name, watch in watches.items()
         ]
         more = {"nodes": nodes, "acts": list(self._done)}
@@ -180,7 +180,7 @@ class Panel:
         self._operator.the_only([watch.remote])
         if watch.number != number:
             raise VlaRosError("the state has changed since: look, and ask again")
-        if time.monotonic() - watch.remote.heard > SILENT:
+        if time.monotonic() - watch.remote.heard > LOST_AFTER:
             raise VlaRosError("the node is silent; use the emergency stop if the arm moves")
 
     def _collect(self, now: float) -> None:

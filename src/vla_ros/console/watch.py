@@ -15,7 +15,7 @@ from vla_ros.console.images import Feeds
 from vla_ros.errors import VlaRosError, one_line
 from vla_ros.record.topics import recorder_name
 
-SILENT = 2.5
+LOST_AFTER = 2.5
 """Seconds without ``~/status``, which is published once a second, after which a node counts as lost."""
 _MINUTE = 60  # diagnostics, of which there is one a second
 _LABELS, _LINES = 8, 40  # that are kept
@@ -127,7 +127,7 @@ class Watch:
 
     def refresh(self, now: float, namesakes: int) -> None:
         """Notice changes of the state, and subscribe to what is large only while somebody looks."""
-        status, alive = self.remote.status, now - self.remote.heard < SILENT
+        status, alive = self.remote.status, now - self.remote.heard < LOST_AFTER
         received = int(status.get("frames", {}).get("received", 0))
         restarted, self._frames = received < self._frames, received
         reasons = tuple(tuple(status.get(kind, ())) for kind in ("holds", "blocks"))
@@ -161,7 +161,7 @@ class Watch:
             for name, detail in named.items()
         ]
         recording = self._recorder.parts.get("recording")
-        is_fresh = now - (self._recorder.received_at or -1e9) < SILENT
+        is_fresh = now - (self._recorder.received_at or -1e9) < LOST_AFTER
         return {
             "name": self.remote.name,
             "number": self.number,

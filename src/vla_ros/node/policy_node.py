@@ -92,7 +92,7 @@ class PolicyNode:
 
     @property
     def wiring(self) -> Wiring:
-        """The node's endpoints; taps of them are set before :meth:`configure`."""
+        """Endpoints of the node; taps of them are set before :meth:`configure`."""
         return self._wiring
 
     # The life of a managed node
@@ -150,9 +150,7 @@ class PolicyNode:
             if not armed:
                 self._logger.error(f"not armed: {why}")
         else:
-            self._logger.info(
-                "disarmed: actions are published, no command is sent; call ~/enable to move (vla-ros arm)"
-            )
+            self._logger.info("disarmed: only actions are published; call ~/enable to move (vla-ros arm)")
 
     def deactivate(self) -> bool:
         """Hold and stop inferring; everything stays loaded.
@@ -212,9 +210,7 @@ class PolicyNode:
         self._gate.supervise()  # missing inputs hold from the start
         if self._telemetry is not None:
             self._telemetry.look_at_boxes()
-        if not self.safety.arm():
-            return False, self.safety.explain()
-        return True, self.safety.explain()
+        return self.safety.arm(), self.safety.explain()
 
     def reset(self) -> tuple[bool, str]:
         """End a stop, discard the plan and disarm; return True and a sentence for the caller."""
@@ -281,8 +277,7 @@ class PolicyNode:
             self._options,
             pipeline.binding.camera_topics,
             tuple(arm.name for arm in pipeline.controller.arms if arm.joint_names),
-            # Clocks without this attribute are system clocks.
-            simulated=bool(getattr(self._node.get_clock(), "ros_time_is_active", False)),
+            simulated=bool(getattr(self._node.get_clock(), "ros_time_is_active", False)),  # a system clock has none
         )
         self._context = Context(
             self._options,
@@ -300,9 +295,8 @@ class PolicyNode:
         outputs = Outputs(self._context, wiring, self._guard and self._guard.open(self._context, wiring))
         self._telemetry.sent = lambda: outputs.sent
         self._states = states = StateReceiver(self._context, pipeline.controller)
-        receiver = FrameReceiver(
-            self._context, self._mailboxes, pipeline.observer, pipeline.binding.cameras.values()
-        )
+        cameras = pipeline.binding.cameras.values()
+        receiver = FrameReceiver(self._context, self._mailboxes, pipeline.observer, cameras)
         self._cameras = receiver.sources
         self._watch = GraphWatch(self._node, outputs.gids, topics.command_shared_with, self._competing, middleware)
         wiring.on_close(self._watch.close)

@@ -71,7 +71,7 @@ class Telemetry:
         )
         self._status = wiring.teller("std_msgs/msg/String", node_topics.STATUS, "instruction")
         self._debug = wiring.teller("sensor_msgs/msg/Image", node_topics.DEBUG_IMAGE, "diagnostics")
-        self._view = wiring.teller("std_msgs/msg/String", node_topics.VIEW, "state_publisher")
+        self._view = wiring.teller("std_msgs/msg/String", node_topics.ROBOT_VIEW, "state_publisher")
         self.sent: Callable[[], Mapping[str, Command]] = dict  # each arm's last command; assign it
         self._unsent = ""  # why an action was not published
         self._debug_wanted = self._view_wanted = False

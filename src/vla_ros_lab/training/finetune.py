@@ -281,7 +281,7 @@ def _prove(job: FineTuning, trained: Policy, output: Path, samples: Samples, hel
     found = []
     for name, policy in (("old", job.reload(job.folder)), ("new", trained)):
         policy.load()
-        found.append(proof.replay(policy, samples, held, job.config))
+        found.append(proof.replay_held_out(policy, samples, held, job.config))
         policy.close()
         write_json(found[-1], output / evidence.FOLDER / f"{name}.json")
     write_report(found[1], output / evidence.FOLDER / "new.html")

@@ -28,7 +28,7 @@ from vla_ros_lab.replay.result import Result, make_result
 from vla_ros_lab.replay.samples import Samples as Played
 from vla_ros_lab.training.samples import Samples
 
-FRAMES = 1000
+MOST_FRAMES = 1000
 """Frames of all held-out episodes from which both policies infer, at most."""
 
 LEAST = 5
@@ -78,13 +78,13 @@ class Proof:
         return f"{self.verdict}: {what}, {self.pairs} pairs: {'; '.join(told)}"
 
 
-def replay(policy: Policy, samples: Samples, episodes: Sequence[range], config: Config) -> Result:
+def replay_held_out(policy: Policy, samples: Samples, episodes: Sequence[range], config: Config) -> Result:
     """Return what ``vla-ros replay`` says of a loaded policy on some episodes, in open loop.
 
-    The first action of each chunk is compared with the recorded one. If there are more than :data:`FRAMES` frames,
-    every k-th is used.
+    The first action of each chunk is compared with the recorded one. If there are more than :data:`MOST_FRAMES`
+    frames, every k-th is used.
     """
-    every = math.ceil(sum(map(len, episodes)) / FRAMES)
+    every = math.ceil(sum(map(len, episodes)) / MOST_FRAMES)
     period, start = round(1e9 * step_seconds(config, samples.spec)), 1_000_000_000
     columns: dict[str, list[Any]] = {
         name: [] for name in ("times", "episodes", "predicted", "recorded", "normalized")
