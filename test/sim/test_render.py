@@ -53,6 +53,20 @@ def test_osmesa_is_used_without_egl(monkeypatch):
     assert render.choose_backend() == "egl"
 
 
+def test_an_image_larger_than_the_models_buffer_shows_the_same_scene():
+    """Its rows and columns beyond 640 were what happened to be in memory."""
+    from vla_ros_lab.sim.world import TableTop, WorldOptions
+
+    images = []
+    for side in (240, 720):
+        world = TableTop(WorldOptions(side, side))
+        world.reset(3)
+        images.append(world.render().reshape(240, side // 240, 240, side // 240, 3).mean((1, 3)))
+        world.close()
+    difference = abs(images[0] - images[1]).reshape(6, 40, 6, 40, 3).mean((1, 3, 4))
+    assert difference.max() < 6, "each sixth of the image, of 255"
+
+
 def test_a_world_may_be_closed_twice():
     from vla_ros_lab.sim.world import TableTop
 

@@ -64,6 +64,9 @@ class Renderer:
         self._option = mujoco.MjvOption()
         self._camera = mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        # What lies outside the buffer would be read as it is in memory.
+        area = model.vis.global_
+        area.offwidth, area.offheight = max(area.offwidth, width), max(area.offheight, height)
         self._target = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._target)
         self._window = mujoco.MjrRect(0, 0, width, height)
