@@ -38,7 +38,7 @@ class BreakingService(Service):
         before: bytes | str | None = None
         greeted = False
 
-        async def spoiled(frame: bytes | str) -> None:
+        async def spoiled(frame: bytes | str, outcome: str) -> None:
             nonlocal before, greeted
             fault, other, before = self.fault if greeted else "", before, frame
             greeted = True
@@ -54,7 +54,7 @@ class BreakingService(Service):
             }
             said = broken.get(fault, frame)
             if fault != "lose" and said is not None:
-                await send(said)
+                await send(said, outcome)
 
         await super().converse(messages, spoiled, connected, path)
 
