@@ -64,7 +64,7 @@ def test_a_policy_whose_library_is_missing_can_name_an_extra(described: dict[str
 
 
 REQUIRED = {"PIL", "cv2", "numpy", "pinocchio", "rich", "simplejpeg", "yaml"}
-EXPLAINED = {"coal", "hppfcl", "jinja2", "lerobot", "triton", "vla_eval"}
+EXPLAINED = {"coal", "draccus", "hppfcl", "jinja2", "lerobot", "triton", "vla_eval"}
 """Come with another library or belong into a Python of their own; the code that imports them says so."""
 ROS = {"launch", "launch_ros", "rcl_interfaces", "rclpy"}
 
