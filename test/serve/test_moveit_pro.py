@@ -20,7 +20,7 @@ from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import StateFeature
 from vla_ros.policies.base import Policy, create
 from vla_ros.serve.service import Limits, Service
-from vla_ros.types import Observation, PreviousChunk
+from vla_ros.types import ActionChunk, Observation, PreviousChunk
 from vla_ros.vision.jpeg import decode_jpeg
 
 from .conftest import Mirror
@@ -65,7 +65,12 @@ def test_the_rest_of_a_chunk_comes_back_and_is_continued(serving: Start, policy:
     rest = post(port)[1]["action_chunk_raw"][1:]
     seen: list[Any] = []
     infer = policy.infer
-    policy.infer = lambda session, asked: seen.append(asked.previous) or infer(session, asked)  # type: ignore[method-assign]
+
+    def watched(session: Any, asked: Observation) -> ActionChunk:
+        seen.append(asked.previous)
+        return infer(session, asked)
+
+    policy.infer = watched  # type: ignore[method-assign]
     more = {"prev_chunk_left_over": rest, "inference_delay": 1, "guidance_horizon": 18}
     status, answer = post(port, {**ASKED, **more})
     assert (status, seen[0].delay, seen[0].guided) == (200, 1, 18)

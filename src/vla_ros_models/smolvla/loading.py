@@ -57,6 +57,7 @@ ABSENT = (
 )
 
 _VLM = "vlm_with_expert.vlm."
+_SAVED = "tokenizer"  # folder in the checkpoint in which LeRobot newer than 0.6.1 saves the tokenizer
 _TEXT = f"{_VLM}model.text_model."
 SMOLVLA_TENSORS = StoredNames(
     tower=f"{_VLM}model.vision_model.",
@@ -76,6 +77,7 @@ class SmolVlaCheckpoint(PiCheckpoint):
     architecture: SmolVlaArchitecture
     processing: SmolVlaProcessing
     vlm: Path = Path()  # the base model's folder
+    words: Path = Path()  # the tokenizer's: newer than LeRobot 0.6.1, the checkpoint has it, else the base model
     cameras: int = 0  # images of the configuration, the empty ones included
     empty: int = 0  # the most missing images that LeRobot replaces with masked ones
 
@@ -98,7 +100,8 @@ def read_checkpoint(folder: Path, options: SmolVlaOptions) -> SmolVlaCheckpoint:
     inputs = config.object("input_features")
     empty = config.whole("empty_cameras", 0, least=0)
     processing, tokenizer = _read_processing(folder, config, sizes)
-    if tokenizer not in ("", name) and not options.vlm:
+    has_own = tokenizer == _SAVED and not options.vlm and (folder / _SAVED / "tokenizer.json").is_file()
+    if tokenizer not in ("", name) and not options.vlm and not has_own:
         raise CheckpointError(
             f"{folder}: tokenizer_name is {tokenizer!r}, but vlm_model_name {name!r}; set policy.vlm to a folder "
             "with the tokenizer used in training"
@@ -111,6 +114,7 @@ def read_checkpoint(folder: Path, options: SmolVlaOptions) -> SmolVlaCheckpoint:
         architecture=sizes,
         stored=read_stored(adapter, options.base),
         vlm=vlm,
+        words=folder / _SAVED if has_own else vlm,
         cameras=len(pictures),
         empty=empty,
     )

@@ -66,7 +66,7 @@ def load_model(
 ) -> SmolVlaModel:
     """Load a checkpoint onto a device; ``flow_steps`` 0 takes the checkpoint's."""
     sizes = checkpoint.architecture
-    words = read_words(checkpoint.vlm, sizes.vocabulary)
+    words = read_words(checkpoint.words, sizes.vocabulary)
     processing = replace(checkpoint.processing, control=words.tokenizer.control, truncate_left=words.truncate_left)
     ids = words.image_ids if sizes.special_tokens else ()
     longest = processing.prompt.length + 1 + len(ids) * checkpoint.empty

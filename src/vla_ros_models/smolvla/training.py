@@ -64,7 +64,7 @@ def make_trainable(
 ) -> Trainable:
     """Load a checkpoint for training; matrices have the type ``dtype``."""
     sizes = checkpoint.architecture
-    words = read_words(checkpoint.vlm, sizes.vocabulary)
+    words = read_words(checkpoint.words, sizes.vocabulary)
     processing = replace(checkpoint.processing, control=words.tokenizer.control, truncate_left=words.truncate_left)
     ids = words.image_ids if sizes.special_tokens else ()
     network = load_network(checkpoint, device, dtype)

@@ -46,7 +46,7 @@ def test_every_frame_equals_the_bags(exported: Path) -> None:
     with Bag(BAG) as bag:
         resampler = Resampler(bag, load([DEMO]), options)
         for episode in resampler.episodes(10):
-            images = resampler.recorded.images(0, episode.frames[0])
+            images = resampler.recorded.cameras[0].read(episode.frames[0], tuple(found[0][IMAGE].shape[1:]))
             for state, action, image in zip(episode.state, episode.action, images, strict=True):
                 row = found[index]
                 assert np.array_equal(row["observation.state"].numpy(), state.astype(np.float32))

@@ -82,6 +82,26 @@ def name_published_base(folder):
     (folder / "policy_preprocessor.json").write_text(text.replace('"vlm"', f'"{SMOLVLM2}"'))
 
 
+def test_a_tokenizer_that_the_checkpoint_has_is_used(checkpoint):
+    """LeRobot newer than 0.6.1 saves it there, under a name of its own."""
+
+    def rename(content):
+        for step in content["steps"]:
+            if "tokenizer_name" in step["config"]:
+                step["config"]["tokenizer_name"] = "tokenizer"
+                step["artifacts"] = {"tokenizer_name": "tokenizer"}
+
+    before = infer(load_folder(checkpoint), request(load_folder(checkpoint), CASES["default"][0]))
+    edit_json(checkpoint / "policy_preprocessor.json", rename)
+    with pytest.raises(CheckpointError, match="tokenizer_name is 'tokenizer', but vlm_model_name 'vlm'"):
+        load_folder(checkpoint)
+    (checkpoint / "tokenizer").mkdir()
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (checkpoint / "vlm" / file).rename(checkpoint / "tokenizer" / file)
+    model = load_folder(checkpoint)
+    np.testing.assert_array_equal(infer(model, request(model, CASES["default"][0])), before)
+
+
 def test_published_sizes_need_no_configuration_of_the_base_model(checkpoint):
     edit_json(checkpoint / "config.json", lambda config: config.update(vlm_model_name=SMOLVLM2, num_vlm_layers=16))
     (checkpoint / "vlm" / "config.json").unlink()

@@ -1,8 +1,8 @@
 """MoveIt Pro's ``POST /infer``, for both ends: JSON with JPEGs in base64.
 
-Based on moveit_pro_example_ws commit f9f967b (``get_action_chunk_adapter.py``, ``vla_inference_server.py``). The
-objective ExecutePolicy asks through that adapter. It executes absolute joint positions, as many as the state has,
-and returns the rest of ``action_chunk_raw``, whose numbers it does not read, with its next request.
+Based on the package vla_sim of moveit_pro_example_ws, commit f9f967b: the objective ExecutePolicy asks through an
+adapter. It executes absolute joint positions, as many as the state has, and returns the rest of
+``action_chunk_raw``, whose numbers it does not read, with its next request.
 """
 
 from __future__ import annotations
