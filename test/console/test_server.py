@@ -75,13 +75,17 @@ class Client:
         while True:
             before = self.look()["acts"][-1:]
             self.ask("press", what)
-            end = time.monotonic() + HOLD + 0.4
-            while time.monotonic() < end:
-                self.look()
+            self.keep_pressed()
             said = self.ask(what)
             last = self.look(lambda view, old=before: view["acts"] and view["acts"][-1:] != old)["acts"][-1]
             if not any(why in last[3] for why in ("the state has changed", "over a second old", "hold it")):
                 return said
+
+    def keep_pressed(self) -> None:
+        """Receive for as long as a button must be held."""
+        end = time.monotonic() + HOLD + 0.4
+        while time.monotonic() < end:
+            self.look()
 
     def answer(self, text: str) -> dict[str, Any]:
         """Wait until the list of actions ends with one that says ``text``."""
@@ -250,6 +254,7 @@ def test_a_change_of_the_state_by_anybody_voids_what_was_on_the_screen(page) -> 
         other.look(lambda view: view["state"] == "stopped")
         other.ask("reset")
         client.look(lambda view: view["state"] == "disarmed")
+        client.keep_pressed()
         client.ask("arm")
         client.answer("the state has changed since the press")
     assert node.safety.armings == 0

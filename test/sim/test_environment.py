@@ -136,4 +136,4 @@ def test_the_table_is_one_file():
     """Nothing else of the package knows it, except the demo and the default topics of its port on the graph."""
     sources = Path(arm.__file__).parents[1].rglob("*.py")
     users = {path.stem for path in sources if "vla_ros_lab.sim.table import" in path.read_text()}
-    assert users == {"arguments", "graph"}
+    assert users == {"scene", "graph"}
