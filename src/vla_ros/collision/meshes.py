@@ -109,7 +109,7 @@ class _Reader:
     def __init__(self, key: _Key) -> None:
         self.key, (path, scale) = key, key
         self._until = time.monotonic() + _MOST_SECONDS
-        self._found, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+        self._found, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed
         self._signature: _Signature = ()
         with contextlib.suppress(OSError):  # the process says so
             self._signature = _signature(Path(path).stat())

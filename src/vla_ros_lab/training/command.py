@@ -53,8 +53,8 @@ def fine_tune(
     folder, model = checkpoint_folder(arguments.checkpoint), config.policy
     if base_folder(folder, getattr(model, "base", "")) is not None:
         raise ConfigError(f"--checkpoint {folder}: has an adapter; merge it into its base first: vla-ros convert")
-    if getattr(model, "view", ""):
-        raise ConfigError(f"policy.view {model.view}: is trained without another one; leave it out")  # type: ignore[attr-defined]
+    if view := getattr(model, "view", ""):
+        raise ConfigError(f"policy.view {view}: is trained without another one; leave it out")
     if getattr(model, "gpus", 1) > 1:
         raise ConfigError("policy.gpus: each process trains the whole network; set it to 1, and use torchrun")
     job = FineTuning(
