@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 UInt8Array = NDArray[np.uint8]
+Float32Array = NDArray[np.float32]
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
@@ -185,6 +186,8 @@ class Observation:
     noise: FloatArray | None = None
     # The chunk to continue, for a policy with ``PolicySpec.continues_chunks``; None starts a new one.
     previous: PreviousChunk | None = None
+    # Key to float32 [H, W, 3]: where each pixel's surface is, metres in ``robot.base_frame``; NaN where unknown.
+    points: Mapping[str, Float32Array] = field(default_factory=lambda: _EMPTY)
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,11 @@ from vla_ros.config import Config
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError
 from vla_ros.policies.base import Progress
-from vla_ros.types import FloatArray, IntArray, Observation, PreviousChunk, RawImage, UInt8Array
+from vla_ros.types import Float32Array, FloatArray, IntArray, Observation, PreviousChunk, RawImage, UInt8Array
 from vla_ros_models.checkpoint_files import StoredTensor
 from vla_ros_models.engine.flow_engine import Continuation, FlowEngine, FlowRequest
 from vla_ros_models.flow_options import FlowOptions, RtcSettings
+from vla_ros_models.geometry import camera_positions
 from vla_ros_models.memory import MemoryCheck, MemoryNeeds
 from vla_ros_models.network_policy import Images, Placement
 from vla_ros_models.normalization import Array, LearnedStatistics
@@ -147,13 +148,14 @@ class LoadedFlow:
         instruction: str,
         noise: Array | int,
         rtc: RealTimeChunk | None = None,
+        positions: Float32Array | None = None,
     ) -> FlowRequest:
         """Prepare one observation for the engine.
 
         ``images`` maps keys to upright RGB images, uint8 [H, W, 3], or to raw images; optional images may be
         missing. ``state`` is float [state_size] in the robot's units. ``noise`` is standard normal, float [horizon,
         action_dim], or a seed; the same noise gives the same chunk. ``rtc`` is the rest of the previous chunk, or
-        None.
+        None. ``positions`` are those of the patches, for a model with geometric tokens.
         """
         sizes = self.engine.model
         check_noise(noise, sizes.horizon, sizes.action_dim)
@@ -162,7 +164,7 @@ class LoadedFlow:
         tokens = self._tokens(instruction, normalized, len(prepared))
         follow = None if rtc is None else rtc.continuation(sizes.horizon, sizes.action_dim, self.trained_delay)
         padded = np.pad(normalized, (0, sizes.state_dim - len(normalized))).astype(np.float32)
-        return FlowRequest(prepared, tokens, padded, noise, follow)
+        return FlowRequest(prepared, tokens, padded, noise, follow, positions)
 
     def _tokens(self, instruction: str, state: Array, images: int) -> IntArray:
         """Return the prompt's tokens; ``images`` are present."""
@@ -244,7 +246,12 @@ class FlowPolicy(SamplingPolicy[LoadedFlow, FlowRequest], Generic[C]):
         rtc = None if observation.previous is None else self._continue(observation.previous, state)
         names = dict(zip(self.spec.image_keys, self.loaded.processing.images, strict=True))
         named = {names[key]: image for key, image in images.items()}
-        return self.loaded.request(named, state, observation.instruction, session.noise(observation), rtc)
+        model, positions = self.loaded, None
+        if self.spec.points:
+            sizes = model.image_size, model.engine.model.patches
+            positions = camera_positions(observation.points, self.spec.points, list(images), *sizes)
+        noise = session.noise(observation)
+        return model.request(named, state, observation.instruction, noise, rtc, positions)
 
     def _continue(self, previous: PreviousChunk, state: FloatArray) -> RealTimeChunk | None:
         options, model, stated = self._options, self.loaded, self._stated

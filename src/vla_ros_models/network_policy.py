@@ -235,6 +235,7 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
                     stamp=0,
                     state={one.key: np.zeros(one.size) for one in self.spec.state},
                     noise=np.zeros(self.spec.noise) if self.spec.noise else None,
+                    points={key: np.full((*size.size, 3), np.nan, np.float32) for _, key in self.spec.points},
                 ),
             )
             numbers.append(np.array(chunk.info.get("logit_margins", chunk.normalized), np.float64))

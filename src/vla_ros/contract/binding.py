@@ -1,7 +1,7 @@
 """Binds a policy's features to the robot's topics and joints when the policy is loaded."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,7 @@ class Binding:
     # Rows of :meth:`table`: feature, component, size, source or target.
     rows: tuple[tuple[str, str, str, str], ...]
     config: Config  # the options, with the rate that the policy or the preset states
+    points: Mapping[str, int] = field(default_factory=dict)  # key of points to index in ``camera.topics``
 
     @property
     def lead(self) -> int:
@@ -71,8 +72,13 @@ class Binding:
 
     @property
     def camera_topics(self) -> tuple[str, ...]:
-        """Topics of the cameras that are used."""
-        return tuple(self.config.camera.topics[index] for index in sorted(self.cameras.values()))
+        """Topics of the cameras that are used, also for points."""
+        return tuple(self.config.camera.topics[index] for index in sorted(self.used))
+
+    @property
+    def used(self) -> tuple[int, ...]:
+        """Indices in ``camera.topics`` of images and points that are used."""
+        return (*self.cameras.values(), *self.points.values())
 
     def table(self) -> str:
         """Return the binding as text: one line per component, in aligned columns."""
@@ -116,7 +122,7 @@ def _bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
     config = with_rate(config, spec)
     topics = {topic.name: topic.topic for topic in config.robot.parsed_state_topics}
     _check_joints(arms)
-    cameras = _cameras(spec, config)
+    cameras, points = _cameras(spec, config), _points(spec, config)
     states = tuple(bind_state(feature, arms, topics) for feature in join_states(spec.state, config))
     counts = {name: len(arm.joints) for name, arm in arms.items()}
     if not spec.dimension:
@@ -130,9 +136,10 @@ def _bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
     chunk = [("action", "chunk", str(spec.horizon), "actions in a chunk")] if spec.horizon > 1 else []
     actions = _action_rows(columns, arms, config)
     frames = [("frames", "as trained", "", config.features.frames)] if config.features.frames else []
-    images = (*_image_rows(spec, config, cameras), *_unused_rows(config, cameras))
+    images = (*_image_rows(spec, config, cameras), *_points_rows(config, points))
+    images += (*_unused_rows(config, {**cameras, **points}),)
     rows = (*images, *_state_rows(states), *chunk, *actions, *frames)
-    return Binding(spec, cameras, states, columns, rows, config)
+    return Binding(spec, cameras, states, columns, rows, config, points)
 
 
 def with_rate(config: Config, spec: PolicySpec) -> Config:
@@ -178,6 +185,22 @@ def _cameras(spec: PolicySpec, config: Config) -> dict[str, int]:
         wanted = ", ".join(image.key for image in spec.images)
         raise ConfigError(f"camera.keys: found {', '.join(keys)}, but the policy takes {wanted}")
     return indices
+
+
+def _points(spec: PolicySpec, config: Config) -> dict[str, int]:
+    keys = config.camera.keys
+    for image, key in spec.points:
+        if key not in keys:
+            raise ConfigError(
+                f"camera.keys: the policy needs the points '{key}' of '{image}', but the cameras provide "
+                f"{', '.join(keys)}; add the topic of a sensor_msgs/Image with the encoding 32FC3, metres in "
+                "robot.base_frame, to camera.topics, and this key to camera.keys"
+            )
+        if config.camera.transport != "raw":
+            raise ConfigError(f"camera.transport: found {config.camera.transport}, but the points '{key}' are raw")
+        if not config.robot.base_frame:
+            raise ConfigError(f"robot.base_frame: not set, but the points '{key}' have to be in it")
+    return {key: keys.index(key) for _, key in spec.points}
 
 
 def _check_action(spec: PolicySpec, arms: Mapping[str, Arm], control: ControlConfig) -> None:
@@ -233,6 +256,11 @@ def _image_rows(spec: PolicySpec, config: Config, cameras: Mapping[str, int]) ->
         camera = config.camera.each[cameras[image.key]]
         turned = "" if camera.orientation == "none" else f", {camera.orientation}"
         yield image.key, "image", _size(image), f"{camera.topic}{turned}{_times(image.delta_timestamps)}"
+
+
+def _points_rows(config: Config, points: Mapping[str, int]) -> _Rows:
+    for key, index in points.items():
+        yield key, f"points[m] in {config.robot.base_frame}", "", config.camera.topics[index]
 
 
 def _unused_rows(config: Config, cameras: Mapping[str, int]) -> _Rows:

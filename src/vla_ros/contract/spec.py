@@ -84,6 +84,8 @@ class PolicySpec:
     # m of ACT's temporal ensembling (weights exp(-m i), i = 0 for the oldest chunk); None: the checkpoint has none
     ensemble_decay: float | None = None
     view: str = ""  # SHA-256 of the viewpoint adapter's file that is part of the weights; empty without one
+    # (key of an image, key of its points): where each pixel's surface is (``Observation.points``)
+    points: tuple[tuple[str, str], ...] = ()
 
     @property
     def image_keys(self) -> tuple[str, ...]:

@@ -13,10 +13,11 @@ from vla_ros.contract.spec import NOW, DeltaTimestamp
 from vla_ros.contract.state import Measured, StateError, StateReader
 from vla_ros.control.inputs import Snapshot
 from vla_ros.control.reasons import Reason, Refused
-from vla_ros.errors import ConfigError
+from vla_ros.errors import ConfigError, ImageError
 from vla_ros.types import FloatArray, Observation, RawImage, UInt8Array
+from vla_ros.vision.decode import DecodedPoints, decode_points
 from vla_ros.vision.messages import CdrBytes
-from vla_ros.vision.preprocess import LazyImages, Preprocessor, process
+from vla_ros.vision.preprocess import TURNS, LazyImages, Preprocessor, process
 
 _PROCESSED, _BYTES = 32, 32 << 20  # limits of the past images kept after processing: number and size
 _SPARE = 0.25  # s kept beyond the oldest delta timestamp: frames arrive during preparation, and some arrive late
@@ -143,7 +144,8 @@ class Observer:
         if not raw:
             raise Refused(Reason.INPUT_MISSING, f"no frame yet on any of {', '.join(self._topics)}")
         stamp = next(iter(raw.values())).stamp
-        stamps = [image.stamp for image in raw.values()]
+        points = {key: self._points(index, frames[index]) for key, index in self._binding.points.items()}
+        stamps = [image.stamp for image in (*raw.values(), *points.values())]
         skew = (max(stamps) - min(stamps)) / 1e9
         if 0 < self.timeouts.camera_skew < skew:
             raise Refused(Reason.CAMERA_SKEW, f"images {skew:.3g} s apart, allowed {self.timeouts.camera_skew:g} s")
@@ -163,7 +165,22 @@ class Observer:
         states = dict[str, FloatArray]()
         for one in self._binding.states:
             states |= one.feature.split(self._state(one, now))
-        return Observation(LazyImages(makers), inputs.instruction, stamp, states, single)
+        placed = {key: one.points for key, one in points.items()}
+        return Observation(LazyImages(makers), inputs.instruction, stamp, states, single, points=placed)
+
+    def _points(self, index: int, data: CdrBytes | None) -> DecodedPoints:
+        """Return a frame's points, oriented as its camera's images."""
+        topic, frame = self._topics[index], self._binding.config.robot.base_frame
+        if data is None:
+            raise Refused(Reason.INPUT_MISSING, f"no frame yet on {topic}")
+        try:
+            found = decode_points(data)
+        except ImageError as error:
+            raise ImageError(f"{topic}: {error}") from None
+        if found.frame_id != frame:
+            raise ImageError(f"{topic}: found points in {found.frame_id!r}, expected {frame!r}, robot.base_frame")
+        turn = TURNS[self._binding.config.camera.each[index].orientation]
+        return found._replace(points=turn(found.points))
 
     def _stack(self, index: int, past: Sequence[Past]) -> UInt8Array:
         """Return the images [T, H, W, 3]; images processed for an earlier step are reused."""

@@ -295,7 +295,7 @@ class PolicyNode:
         outputs = Outputs(self._context, wiring, self._guard and self._guard.open(self._context, wiring))
         self._telemetry.sent = lambda: outputs.sent
         self._states = states = StateReceiver(self._context, pipeline.controller)
-        cameras = pipeline.binding.cameras.values()
+        cameras = pipeline.binding.used
         receiver = FrameReceiver(self._context, self._mailboxes, pipeline.observer, cameras)
         self._cameras = receiver.sources
         self._watch = GraphWatch(self._node, outputs.gids, topics.command_shared_with, self._competing, middleware)

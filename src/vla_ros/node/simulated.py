@@ -59,7 +59,7 @@ class SimulatedNode:
         if pipeline.controller.collision is not None:
             pipeline.controller.collision.steady = clock.steady
         self.mailboxes = [self.mailbox_type(clock) for _ in config.camera.topics]
-        self.cameras = FrameReceiver(context, self.mailboxes, pipeline.observer, pipeline.binding.cameras.values())
+        self.cameras = FrameReceiver(context, self.mailboxes, pipeline.observer, pipeline.binding.used)
         self.states = StateReceiver(context, pipeline.controller)
         self.gate = self.gate_type(context, lambda commands: partial(driver, commands), pipeline.controller)
         self.person: PersonSource | None = None

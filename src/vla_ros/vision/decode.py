@@ -17,11 +17,12 @@ import simplejpeg
 from PIL import ExifTags, Image, ImageFile
 
 from vla_ros.errors import ImageError
-from vla_ros.types import UInt8Array
+from vla_ros.types import Float32Array, UInt8Array
 from vla_ros.vision.jpeg import decode_jpeg
 from vla_ros.vision.messages import (
     COMPRESSED_IMAGE,
     IMAGE,
+    POINTS,
     CdrBytes,
     ImageHeader,
     read_compressed,
@@ -151,6 +152,29 @@ def decode_image(cdr: CdrBytes) -> DecodedImage:
         _warn_of_few_bits(rows, header)
     image = to_rgb(rows, layout, big_endian=header.is_bigendian)
     return DecodedImage(image, header.stamp)
+
+
+class DecodedPoints(NamedTuple):
+    """Where each pixel's surface is."""
+
+    points: Float32Array  # float32 [height, width, 3], metres; NaN where unknown
+    stamp: int  # nanoseconds of the ROS clock at exposure
+    frame_id: str  # in which the points are
+
+
+def decode_points(cdr: CdrBytes) -> DecodedPoints:
+    """Decode a serialised ``sensor_msgs/Image`` of points; a pixel that is not finite is unknown.
+
+    Raises ImageError if it has another encoding, or is damaged.
+    """
+    header, data = read_image(cdr)
+    _check_size(IMAGE, header.height, header.width)
+    if header.encoding != POINTS:
+        raise ImageError(f"{IMAGE}: found encoding {shown(header.encoding)}, expected {POINTS}: points in metres")
+    rows = np.ascontiguousarray(_rows(header, data, 12)).view(">f4" if header.is_bigendian else "<f4")
+    points = rows.reshape(header.height, header.width, 3).astype(np.float32)
+    points[~np.isfinite(points).all(axis=2)] = np.nan
+    return DecodedPoints(points, header.stamp, header.frame_id)
 
 
 def decode_compressed(cdr: CdrBytes) -> DecodedImage:

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from vla_ros.errors import ImageError
-from vla_ros.types import UInt8Array
+from vla_ros.types import Float32Array, UInt8Array
 
 CdrBytes = bytes | bytearray | memoryview
 
@@ -21,6 +21,9 @@ IMAGE = "sensor_msgs/Image"
 COMPRESSED_IMAGE = "sensor_msgs/CompressedImage"
 IMAGE_TYPES = {"raw": "sensor_msgs/msg/Image", "compressed": "sensor_msgs/msg/CompressedImage"}
 """``camera.transport`` to the type of its messages."""
+
+POINTS = "32FC3"
+"""Encoding of a ``sensor_msgs/Image`` whose pixels are points (x, y, z) in metres."""
 
 _SECOND = 1_000_000_000
 
@@ -197,6 +200,11 @@ def encode_image(
         pixels = np.pad(pixels, ((0, 0), (0, step - row)))
     head = _aligned(_header(stamp, frame_id) + struct.pack("<II", height, width) + _string(encoding) + b"\0")
     return b"".join((head, struct.pack("<II", step, pixels.size), pixels.reshape(-1).data))
+
+
+def encode_points(points: Float32Array, stamp: int, frame_id: str) -> bytes:
+    """Return the little-endian CDR of a ``sensor_msgs/Image`` of points, float32 [height, width, 3], metres."""
+    return encode_image(np.ascontiguousarray(points, "<f4").view(np.uint8), stamp, frame_id, POINTS)
 
 
 def encode_compressed(data: CdrBytes, stamp: int, frame_id: str, image_format: str = "jpeg") -> bytes:

@@ -25,7 +25,10 @@ LOCKSTEP_OPTIONS = ("node.clock:=inputs", "control.schedule:=sync")
 _OPTIONS = {"schedule": "control.schedule", "delay_ms": "control.inject_delay_ms"}
 _OPTIONS |= {"server": "policy.server", "actions": "policy.actions"}
 """Arguments that set an option of the policy node."""
-CONTROLS = {"bump": 0.0, "dim": 1.0, "camera_turn": 0.0, "blank": False, "shuffle": False, "switch_at": 0}
+CONTROLS = {
+    "bump": 0.0, "dim": 1.0, "camera_turn": 0.0, "blank": False, "shuffle": False, "switch_at": 0,
+    "shrink": 0.0, "displace": 0.0, "depth_sensor": False, "extrinsics": [0.0, 0.0],
+}  # fmt: skip
 """Arguments that make the task harder or show what a policy relies on, and their defaults."""
 _FINGERS_APART = ("gripper.output:=joint_state", "control.output:=joint_velocity_state")
 _MAX_THREADS = 8  # more do not speed up a model as small as the demo's
@@ -82,6 +85,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dim", type=amount, default=1.0, metavar="GAIN", help="multiply the camera's brightness by GAIN")
     degrees = number(float, -180, 180)
     add("--camera-turn", type=degrees, default=0.0, metavar="DEG", help="move the camera around the table")
+    metres = number(float, 0, 0.2)
+    text = "draw objects from a region that is M metres smaller on each side"
+    add("--shrink", type=metres, default=0.0, metavar="M", help=text)
+    text = "put the target M metres outside the region from which objects are drawn"
+    add("--displace", type=metres, default=0.0, metavar="M", help=text)
+    text = "points with the noise and the holes of a stereo camera (policies that take points)"
+    add("--depth-sensor", action="store_true", help=text)
+    text, error = "compute points with a pose of the camera that is wrong by this much", number(float, 0, 180)
+    add("--extrinsics", type=error, nargs=2, default=[0.0, 0.0], metavar=("M", "DEG"), help=text)
     add("--blank", action="store_true", help="publish black images")
     add("--shuffle", action="store_true", help="name another object than the one that is judged")
     steps = number(int, 0)

@@ -19,8 +19,7 @@ from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.graph.node import Graph
 from vla_ros.graph.wiring import Wiring
 from vla_ros.types import JointState
-from vla_ros.vision.messages import encode_image
-from vla_ros_lab.eval.port import LOCKSTEP, Measure, PolicyFailedError, Port
+from vla_ros_lab.eval.port import LOCKSTEP, Measure, PolicyFailedError, Port, camera_message
 from vla_ros_lab.eval.record import BagRecorder
 from vla_ros_lab.sim.environment import Measurements
 from vla_ros_lab.sim.table import IMAGE_TOPIC, OBJECT_TOPIC
@@ -175,6 +174,7 @@ class GraphPort(Port):
         tap: BagRecorder | None = None,
     ) -> None:
         super().__init__(clock, Clock(), cameras, arms[0].robot.joint_names)
+        self._arm = arms[0]
         self._graph, self._timeout, self._alive = graph, timeout, alive
         self._node, self._drivers = graph.create_node(_NODE_NAME), drivers(arms)
         self.policy = PolicyStatus(patient=patient)
@@ -300,7 +300,7 @@ class GraphPort(Port):
             for topic, state in measured.state.items():
                 self._send(topic, self._joint_state(state))
         for topic, image in reversed([*measured.images.items()]):
-            self._send(topic, encode_image(image, stamp, topic.split("/")[1]))
+            self._send(topic, camera_message(image, stamp, topic, self._arm))
 
     def _publish_joints(self, joints: Sequence[JointState]) -> None:
         self._joints = joints

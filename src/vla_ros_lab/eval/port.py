@@ -9,7 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vla_ros.config import Config
+import numpy as np
+
+from vla_ros.config import ArmConfig, Config
 from vla_ros.config.control import ENVIRONMENT
 from vla_ros.control.clock import Clock, SimulatedClock
 from vla_ros.control.command import Command
@@ -23,8 +25,8 @@ from vla_ros.node.control_loop import LoopResult
 from vla_ros.node.lockstep import run_due
 from vla_ros.node.pipeline import ActionPipeline, build_pipeline
 from vla_ros.node.simulated import SimulatedNode
-from vla_ros.types import FloatArray
-from vla_ros.vision.messages import encode_image
+from vla_ros.types import Float32Array, FloatArray, UInt8Array
+from vla_ros.vision.messages import encode_image, encode_points
 from vla_ros_lab.sim.environment import Measurements
 
 LOCKSTEP, SIMULATED, WALL = "lockstep", "simulated", "wall"
@@ -35,6 +37,13 @@ Measure = Callable[[Sequence[str], int], Measurements]
 _START = 1_000_000_000  # ns at which a simulated clock begins
 _PATIENCE = 10  # steps in lockstep after which a node that sent nothing will not
 _FAILED = (Reason.INFERENCE_ERROR, Reason.SERVER_LOST, Reason.DEVICE_ERROR)
+
+
+def camera_message(image: UInt8Array | Float32Array, stamp: int, topic: str, arm: ArmConfig) -> bytes:
+    """Return an image, or points in the arm's base frame, as the camera of a topic sends it."""
+    if image.dtype == np.float32:
+        return encode_points(image.astype(np.float32), stamp, arm.robot.base_frame)
+    return encode_image(image.astype(np.uint8, copy=False), stamp, topic.split("/")[1])
 
 
 class PolicyFailedError(VlaRosError):
@@ -186,7 +195,8 @@ class NodePort(Port):
             self.node.inputs.set_state(topic_state.name, measured.state[topic_state.topic])
         for index, topic in enumerate(self.cameras):
             if topic in measured.images:
-                self.node.cameras.receive(index, encode_image(measured.images[topic], stamp, topic.split("/")[1]))
+                message = camera_message(measured.images[topic], stamp, topic, self._config.arms[0])
+                self.node.cameras.receive(index, message)
 
     def exchange(self, measure: Measure, seconds: float) -> bool:
         assert isinstance(self.time, SimulatedClock)

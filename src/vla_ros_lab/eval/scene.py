@@ -6,7 +6,7 @@ from vla_ros.config import Config
 from vla_ros_lab.eval.arguments import TASKS
 from vla_ros_lab.eval.runner import EpisodeOptions
 from vla_ros_lab.sim.expert import RATE_HZ
-from vla_ros_lab.sim.table import TableEnvironment, TableOptions
+from vla_ros_lab.sim.table import POINTS_TOPIC, TableEnvironment, TableOptions
 from vla_ros_lab.sim.world import TableTop, WorldOptions
 
 
@@ -14,9 +14,13 @@ def make_table(arguments: argparse.Namespace, config: Config) -> TableEnvironmen
     """Return the simulated table that the arguments describe."""
     width, height, tasks = config.camera.width[0], config.camera.height[0], TASKS[arguments.task]
     how = {"camera_gain": arguments.dim, "camera_turn": arguments.camera_turn, "bump": arguments.bump}
-    size = {"arms": len(config.arms), "objects": arguments.objects or 0}
-    world = WorldOptions(width, height, tasks, rate_hz=rate_of(config), **how, **size)
-    return TableEnvironment(TableTop(world), TableOptions(arguments.blank, arguments.shuffle, arguments.switch_at))
+    size = {"arms": len(config.arms), "objects": arguments.objects or 0, "shrink": arguments.shrink}
+    size |= {"displace": arguments.displace}
+    depth = {"depth_sensor": arguments.depth_sensor, "extrinsics": tuple(arguments.extrinsics)}
+    world = WorldOptions(width, height, tasks, rate_hz=rate_of(config), **how, **size, **depth)
+    points = POINTS_TOPIC in config.camera.topics
+    options = TableOptions(arguments.blank, arguments.shuffle, arguments.switch_at, points)
+    return TableEnvironment(TableTop(world), options)
 
 
 def rate_of(config: Config) -> float:

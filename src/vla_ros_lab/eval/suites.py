@@ -62,7 +62,7 @@ def _timing(arguments: argparse.Namespace) -> list[str]:
     return [f"control.rate_hz:={arguments.live:g}", f"control.inject_delay_ms:={delay:g}", *schedule]
 
 
-_TABLE = ("camera_turn", "dim", "bump", "objects")
+_TABLE = ("camera_turn", "dim", "bump", "objects", "shrink", "displace", "depth_sensor", "extrinsics")
 """Options of ``vla-ros demo`` that are parameters of the table."""
 
 

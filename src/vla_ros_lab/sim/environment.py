@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vla_ros.control.command import Command
-from vla_ros.types import JointState, UInt8Array
+from vla_ros.types import Float32Array, JointState, UInt8Array
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,9 @@ class Measurements:
     """What the robot's drivers publish at one time."""
 
     joints: Sequence[JointState]  # one per arm, in the order of ``robot.arms``
-    # Topic to the image as its camera sends it (``camera.orientation`` turns it upright), uint8 [H, W, 3] RGB.
-    images: Mapping[str, UInt8Array] = field(default_factory=lambda: MappingProxyType({}))
+    # Topic to the image as its camera sends it (``camera.orientation`` turns it upright), uint8 [H, W, 3] RGB, or
+    # to points, float32 [H, W, 3], metres in ``robot.base_frame``.
+    images: Mapping[str, UInt8Array | Float32Array] = field(default_factory=lambda: MappingProxyType({}))
     # Topic to its message (``robot.state_topics``).
     state: Mapping[str, JointState] = field(default_factory=lambda: MappingProxyType({}))
 

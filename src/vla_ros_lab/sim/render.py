@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vla_ros.errors import MissingDependencyError
-from vla_ros.types import UInt8Array
+from vla_ros.types import Float32Array, UInt8Array
 
 _PACKAGES = "libegl1 libgl1-mesa-dri"
 """Debian and Ubuntu packages for EGL on a CPU."""
@@ -68,11 +68,15 @@ class Renderer:
         area = model.vis.global_
         area.offwidth, area.offheight = max(area.offwidth, width), max(area.offheight, height)
         self._target = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+        self._target.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR  # float32 is finest near 0
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._target)
         self._window = mujoco.MjrRect(0, 0, width, height)
 
-    def render(self, data: Any, camera: str) -> UInt8Array:
-        """Return the upright image uint8 [H, W, 3] RGB of ``data`` (``mujoco.MjData``) from the named camera."""
+    def render(self, data: Any, camera: str, depth: Float32Array | None = None) -> UInt8Array:
+        """Return the upright image uint8 [H, W, 3] RGB of ``data`` (``mujoco.MjData``) from the named camera.
+
+        ``depth``, float32 [H, W], is filled with the distance of each pixel along the optical axis, metres.
+        """
         mujoco = self._mujoco
         self._context.make_current()
         self._camera.fixedcamid = self._model.camera(camera).id
@@ -80,7 +84,11 @@ class Renderer:
         mujoco.mjv_updateScene(self._model, data, self._option, None, self._camera, everything, self._scene)
         mujoco.mjr_render(self._window, self._scene, self._target)
         pixels = np.empty((self._window.height, self._window.width, 3), np.uint8)
-        mujoco.mjr_readPixels(pixels, None, self._window, self._target)
+        mujoco.mjr_readPixels(pixels, depth, self._window, self._target)
+        if depth is not None:  # 1 at the near plane, 0 at the far plane
+            extent, clip = self._model.stat.extent, self._model.vis.map
+            near, far = clip.znear * extent, clip.zfar * extent
+            depth[:] = near * far / (near + depth[::-1] * (far - near))
         return np.ascontiguousarray(pixels[::-1])  # OpenGL stores the bottom row first
 
     def close(self) -> None:

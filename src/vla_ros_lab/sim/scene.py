@@ -74,12 +74,20 @@ class Scene:
         return self.task.instruction
 
 
-def draw(seed: int, tasks: Sequence[str] = ("pick",), mounts: Sequence[Mount] = ONE_ARM, objects: int = 0) -> Scene:
+def draw(
+    seed: int,
+    tasks: Sequence[str] = ("pick",),
+    mounts: Sequence[Mount] = ONE_ARM,
+    objects: int = 0,
+    shrink: float = 0.0,
+    displace: float = 0.0,
+) -> Scene:
     """Return the scene of ``seed`` with one of ``tasks`` (names of :data:`TASK_NAMES`).
 
     A single arm has a target and two or three distractors (``objects`` sets the total); each of two arms has a
-    target and one distractor. Most distractors share the colour or the shape of a target, so that neither colour
-    nor shape alone identifies it.
+    target and one distractor. The region of the objects is smaller by ``shrink`` on each side, and targets are
+    ``displace`` outside of it, both in metres. Most distractors share the colour or the shape of a target, so that
+    neither colour nor shape alone identifies it.
     """
     arms = len(mounts)
     rng = np.random.default_rng([seed, 0x7AB1E])
@@ -87,8 +95,11 @@ def draw(seed: int, tasks: Sequence[str] = ("pick",), mounts: Sequence[Mount] = 
     kinds = _draw_kinds(rng, count=objects or (int(rng.integers(3, SLOTS + 1)) if arms == 1 else SLOTS))
     task = make_task(name, *("_".join(kind) for kind in kinds[:arms]))
     bases = np.resize([mount.position for mount in mounts], (len(kinds), 3))[:, :2]  # of each object's arm
+    low, high = np.array([TABLE_X, TABLE_Y]).T + np.array([[shrink], [-shrink]])
     while True:
-        places = bases + rng.uniform((TABLE_X[0], TABLE_Y[0]), (TABLE_X[1], TABLE_Y[1]), (len(kinds), 2))
+        places = bases + rng.uniform(low, high, (len(kinds), 2))
+        if displace:
+            places[:arms] = bases[:arms] + [_outside(rng, low - displace, high + displace) for _ in range(arms)]
         if task.verb == "push":
             places[0, 1] = rng.uniform(-_PUSH_Y, _PUSH_Y)
         if _apart(places) and (task.verb == "pick" or _lane_is_free(places, SIDES[task.side])):
@@ -98,6 +109,14 @@ def draw(seed: int, tasks: Sequence[str] = ("pick",), mounts: Sequence[Mount] = 
         for (colour, shape), (x, y) in zip(kinds, places, strict=True)
     )
     return Scene(seed, things, task, rng.uniform(START_LOW, START_HIGH, (arms, 3)))
+
+
+def _outside(rng: np.random.Generator, low: FloatArray, high: FloatArray) -> FloatArray:
+    """Return a place on one of the four sides of a rectangle, float64 [2]."""
+    place = rng.uniform(low, high)
+    axis, end = rng.integers(2, size=2)
+    place[axis] = (low, high)[end][axis]
+    return np.asarray(place)
 
 
 def switched(scene: Scene) -> Scene:

@@ -10,13 +10,16 @@ import numpy as np
 
 from vla_ros.control.command import Command
 from vla_ros.errors import VlaRosError
-from vla_ros.types import FloatArray, UInt8Array
+from vla_ros.types import Float32Array, FloatArray, UInt8Array
 from vla_ros_lab.sim import arm
 from vla_ros_lab.sim.environment import Environment, Measurements
 from vla_ros_lab.sim.scene import shuffled_instruction, switched
 from vla_ros_lab.sim.world import TIMESTEP, TableTop
 
 IMAGE_TOPIC = "/camera/image_raw"
+POINTS_TOPIC = "/camera/points"
+"""Where the surface in each pixel of the front camera is."""
+
 OBJECT_TOPIC = "/sim/objects"
 
 MAX_IMAGES = 12
@@ -37,6 +40,7 @@ class TableOptions:
     # the instruction.
     shuffle: bool = False
     switch_at: int = 0  # step at which a distractor becomes the target; 0: never
+    points: bool = False  # whether the front camera measures depth (:data:`POINTS_TOPIC`)
 
 
 class TableEnvironment(Environment):
@@ -45,7 +49,7 @@ class TableEnvironment(Environment):
     def __init__(self, world: TableTop, options: TableOptions | None = None) -> None:
         self.world, self._options = world, options or TableOptions()
         self._cameras = {IMAGE_TOPIC: "front"} | {wrist_topic(name): name for name in world.wrist_cameras}
-        self.cameras = tuple(self._cameras)
+        self.cameras = (*self._cameras, *((POINTS_TOPIC,) if self._options.points else ()))
         self.step_seconds, self.ticks = world.substeps * TIMESTEP, world.ticks
 
     def reset(self, seed: int) -> None:
@@ -59,12 +63,20 @@ class TableEnvironment(Environment):
 
     def observe(self, cameras: Collection[str], stamp: int) -> Measurements:
         """Return joint states of all arms, the object positions and the images; see :class:`Environment`."""
-        images = {topic: self.world.render(self._cameras[topic]) for topic in cameras}
+        images: dict[str, UInt8Array] = {}
+        points: dict[str, Float32Array] = {}
+        if POINTS_TOPIC in cameras:
+            images[IMAGE_TOPIC], points[POINTS_TOPIC] = self.world.render_points()
+        for topic in (one for one in cameras if one in self._cameras and one not in images):
+            images[topic] = self.world.render(self._cameras[topic])
         if images and self._shown != self._ticks:
             self._shown = self._ticks
             self.keep(images[IMAGE_TOPIC] if IMAGE_TOPIC in images else self.world.render())
         blank = self._options.blank
-        sent = {topic: np.zeros_like(one) if blank else one[::-1, ::-1] for topic, one in images.items()}
+        sent: dict[str, UInt8Array | Float32Array] = {
+            topic: np.zeros_like(one) if blank else one[::-1, ::-1] for topic, one in images.items()
+        }
+        sent |= {topic: one[::-1, ::-1] for topic, one in points.items()}
         return Measurements(self.world.joint_states(stamp), sent, {OBJECT_TOPIC: self.world.object_state(stamp)})
 
     def apply(self, command: Command) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from vla_ros.errors import MissingDependencyError, install
-from vla_ros.types import FloatArray, JointState, UInt8Array
+from vla_ros.types import Float32Array, FloatArray, JointState, UInt8Array
 from vla_ros_lab.sim import arm
+from vla_ros_lab.sim.depth import misplaced, sensed, unproject
 from vla_ros_lab.sim.render import Renderer
 from vla_ros_lab.sim.scene import Judge, Scene, draw
 from vla_ros_lab.sim.tasks import COLOURS, KINDS, SHAPES, SLOTS
@@ -39,6 +40,11 @@ class WorldOptions:
     arms: int = 1  # 1 or 2
     rate_hz: float = 10.0  # control steps a second
     objects: int = 0  # number of objects with one arm, including the target; 0 draws three or four
+    shrink: float = 0.0  # metres by which the region from which objects are drawn is smaller on each side
+    displace: float = 0.0  # metres by which targets are outside that region
+    depth_sensor: bool = False  # points with the noise and the holes of a stereo camera, else exact
+    # Metres and degrees by which the camera's pose, with which points are computed, is wrong.
+    extrinsics: tuple[float, float] = (0.0, 0.0)
 
 
 class TableTop:
@@ -93,9 +99,11 @@ class TableTop:
 
     def reset(self, seed: int) -> Scene:
         """Start the episode of ``seed``: objects placed, hand open at the start pose, everything at rest."""
-        self.scene = draw(seed, self.options.tasks, self.mounts, self.options.objects)
+        options = self.options
+        self.scene = draw(seed, options.tasks, self.mounts, options.objects, options.shrink, options.displace)
         self.judge = Judge(self.scene)
         self._random = np.random.default_rng([seed, 0xB0B])
+        self._sensing, self._seed = np.random.default_rng([seed, 0xDE97]), seed
         self._mujoco.mj_resetData(self._model, self._data)
         for slot in range(SLOTS):
             self._place(slot)
@@ -247,12 +255,26 @@ class TableTop:
 
     def render(self, camera: str = "front") -> UInt8Array:
         """Return the upright image of ``front`` or ``wrist`` (two arms: ``left_wrist``), uint8 [H, W, 3] RGB."""
+        return self._render(camera, None)
+
+    def _render(self, camera: str, depth: Float32Array | None) -> UInt8Array:
         if self._renderer is None:
             self._renderer = Renderer(self._model, self.options.width, self.options.height)
-        image = self._renderer.render(self._data, camera)
+        image = self._renderer.render(self._data, camera, depth)
         if self.options.camera_gain != 1.0:
             image = np.clip(image * self.options.camera_gain, 0, 255).astype(np.uint8)
         return image
+
+    def render_points(self, camera: str = "front") -> tuple[UInt8Array, Float32Array]:
+        """Return the upright image and its points, float32 [H, W, 3], metres in the table's frame; NaN: unknown."""
+        depth = np.empty((self.options.height, self.options.width), np.float32)
+        image, seen = self._render(camera, depth), self._data.camera(camera)
+        fovy, metres = float(self._model.camera(camera).fovy[0]), depth.astype(np.float64)
+        if self.options.depth_sensor:
+            metres = sensed(metres, fovy, self._sensing)
+        pose = seen.xpos, seen.xmat.reshape(3, 3)
+        pose = misplaced(*pose, *self.options.extrinsics, np.random.default_rng([self._seed, 0xCA1]))
+        return image, unproject(metres, fovy, *pose)
 
     def project(self, point: FloatArray, camera: str = "front") -> FloatArray:
         """Project a point [3], metres, to (row, column) of the upright image, float64 [2]."""

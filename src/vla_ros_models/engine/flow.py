@@ -48,6 +48,8 @@ class FlowModel:
     causal: bool = False  # True if an action does not see later ones
     # The layer of the prefix that each layer of the expert reads, ascending; empty for the same layers.
     reads: tuple[int, ...] = ()
+    # Tokens [N, patches, width] to add to those of ``encode`` for positions [N, patches, 3], NaN where unknown.
+    geometry: Callable[[Tensor], Tensor] | None = None
 
     @property
     def state_row(self) -> bool:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from vla_ros.errors import ConfigError
-from vla_ros.types import IntArray, RawImage
+from vla_ros.types import Float32Array, IntArray, RawImage
 from vla_ros_models.engine.device_errors import NotFiniteError
 from vla_ros_models.engine.flow import FirstStep, FlowModel, fill_cross, prefill_flow, sample, sample_by_gradient
 from vla_ros_models.engine.graph_engine import Buckets, GraphEngine, StageClock, StageGraphs
@@ -22,8 +22,6 @@ from vla_ros_models.engine.stream import Guide, KVCache
 STAGES = ("vision", "prefill", "flow")
 PROMPT_STEP = 32
 """Tokens between padded prompt lengths."""
-
-Float32Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +46,8 @@ class FlowRequest:
     # Noise [H, A], or the seed of a generator on the device; the same seed gives the same chunk.
     noise: NDArray[Any] | int
     continuation: Continuation | None = None  # real-time chunking; None leaves the chunk free
+    # Float32 [images, patches, 3], metres, NaN where unknown; None for a model without geometric tokens.
+    positions: Float32Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +104,9 @@ class FlowGraphs(ChunkGraphs):
             ((batch,), torch.float32),
             ((batch, horizon), torch.int32),
         )
+        self.positions = None
+        if model.geometry is not None:
+            self.positions = torch.full((batch * cameras, model.patches, 3), torch.nan, device=device)
         self.noise = torch.zeros(batch, horizon, numbers, device=device)
         self.actions = torch.zeros_like(self.noise)
         patches = cameras * model.patches
@@ -121,7 +124,10 @@ class FlowGraphs(ChunkGraphs):
                 part.zero_()
 
     def _vision(self) -> None:
-        self._patches.copy_(self._model.encode(self.images).view_as(self._patches))
+        tokens = self._model.encode(self.images)
+        if self._model.geometry is not None:
+            tokens = tokens + self._model.geometry(self.positions).to(tokens.dtype)
+        self._patches.copy_(tokens.view_as(self._patches))
 
     def _prefill(self) -> None:
         """Run the prefix pass and, in parallel, the first flow step; its layers wait for those of the prefix."""
@@ -254,6 +260,9 @@ class FlowEngine(ChunkEngine[tuple[int, int], FlowGraphs]):
 
     def _load_images(self, graphs: FlowGraphs, requests: Sequence[FlowRequest], clock: StageClock) -> None:
         self._upload([image for request in requests for image in request.images], graphs.images, clock)
+        if graphs.positions is not None:
+            found = [one.positions for one in requests if one.positions is not None]
+            self.runner.upload(graphs.positions, np.concatenate(found))
 
     def _fill(self, arrays: Sequence[NDArray[Any]], row: int, request: FlowRequest) -> None:
         tokens, lengths, state, *guide = arrays

@@ -81,3 +81,12 @@ TIMM_TOWERS: Mapping[str, TowerShape] = {
     "vit_so400m_patch14_siglip_224": TowerShape(width=1152, blocks=27, heads=16, mlp_width=4304, used_blocks=26),
 }
 """The towers of the published checkpoints, by their timm identifier."""
+
+
+@dataclass(frozen=True)
+class GeometryShape:
+    """Sizes of the network that turns positions into tokens."""
+
+    bands: int = 4  # sines and cosines of each coordinate, each of half the wavelength of the one before
+    longest: float = 4.0  # longest wavelength, metres
+    hidden: int = 256  # numbers between the two layers

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vla_ros.errors import CheckpointError
 from vla_ros_models.checkpoint_files import read_fields
-from vla_ros_models.engine.shapes import TIMM_TOWERS, DecoderShape, TowerShape
+from vla_ros_models.engine.shapes import TIMM_TOWERS, DecoderShape, GeometryShape, TowerShape
 
 PI0 = "pi0"
 PI05 = "pi05"
@@ -53,6 +53,7 @@ class PiArchitecture:
     horizon: int = 50  # H, actions in one chunk
     periods: tuple[float, float] = (0.004, 4.0)  # shortest and longest period of the flow time's embedding
     crossing: tuple[int, ...] = ()  # layers of the expert that attend to projections of the prefix's keys
+    geometry: GeometryShape | None = None  # of the tokens for where the patches' surfaces are; None without them
     targets: bool = False  # whether a flow step depends on the time at which it ends: a distilled flow
 
     @property

@@ -18,6 +18,7 @@ from vla_ros.policies.published import loop_of
 from vla_ros_models.checkpoint_files import Fields, read_fields
 from vla_ros_models.distilled import undistilled
 from vla_ros_models.flow_options import RTC_SCHEDULES, RtcSettings
+from vla_ros_models.geometry import read_geometry
 from vla_ros_models.memory import MemoryNeeds
 from vla_ros_models.normalization import make_normalization
 from vla_ros_models.pi.architecture import PI0, PROMPT_TOKENS, PiArchitecture, infer_architecture
@@ -59,6 +60,7 @@ class PiCheckpoint:
     rtc: RtcSettings = field(default_factory=RtcSettings)  # how a chunk continues the previous one
     base: Path | None = None  # the folder of an adapter's base model
     distilled: int = 0  # flow steps into which the flow was distilled; 0 if it was not
+    points: tuple[tuple[str, str], ...] = ()  # the policy's names of images and of their points
 
     @property
     def parts(self) -> Parts:
@@ -93,6 +95,7 @@ class PiCheckpoint:
             execute_steps=self.execute_steps,
             noise=(architecture.horizon, architecture.action_dim),
             continues_chunks=True,
+            points=self.points,
         )
 
     def _states(self) -> Iterator[StateFeature]:
@@ -137,10 +140,17 @@ def read_checkpoint(
             )
         periods = config.number("min_period", 0.004), config.number("max_period", 4.0)
         processing, tokenizer = read_processing(folder, config, architecture)
+        geometry, pairs = read_geometry(config)
+        if unknown := set(pairs) - set(processing.images):
+            raise CheckpointError(
+                f"{config.where}: geometry: found points of {min(unknown)}, expected images of the policy: "
+                f"{', '.join(processing.images)}"
+            )
         found = PiCheckpoint(
             **lerobot_fields(config, "num_inference_steps", horizon, processing),
             folder=folder,
-            architecture=replace(architecture, periods=periods),
+            architecture=replace(architecture, periods=periods, geometry=geometry),
+            points=tuple((image_key(name), points) for name, points in pairs.items()),
             stored=stored,
             trained_delay=config.whole("rtc_training_max_delay", 0, least=0),
             tokenizer=tokenizer,
@@ -186,6 +196,11 @@ def read_config(folder: Path, advice: str = "", adapter: bool = False) -> tuple[
     return config, steps
 
 
+def image_key(name: str) -> str:
+    """Return the policy's key of an image that LeRobot calls ``name``."""
+    return name.removeprefix("observation.").removeprefix("images.")
+
+
 def lerobot_fields(config: Fields, steps: str, horizon: int, processing: Processing) -> dict[str, Any]:
     """Read the fields that LeRobot states alike for every flow policy; ``steps`` is the key of the Euler steps."""
     execute = config.whole("n_action_steps", horizon)
@@ -193,7 +208,7 @@ def lerobot_fields(config: Fields, steps: str, horizon: int, processing: Process
         raise CheckpointError(f"{config.where}: n_action_steps is {execute}, but chunk_size is {horizon}")
     return {
         "processing": processing,
-        "image_keys": tuple(key.removeprefix("observation.").removeprefix("images.") for key in processing.images),
+        "image_keys": tuple(map(image_key, processing.images)),
         "state_keys": (("state", processing.state_size),),
         "flow_steps": config.whole(steps, 10),
         "execute_steps": execute,

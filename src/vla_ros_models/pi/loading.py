@@ -125,7 +125,7 @@ def _parts(
 
 LEROBOT_PREFIX = "model."
 
-FLOAT32 = re.compile(r"vision\.(patch|pos)_embed|\w+_(proj|mlp_in|mlp_out)\.|(prefix|expert)\..*norm\.")
+FLOAT32 = re.compile(r"geometry\.|vision\.(patch|pos)_embed|\w+_(proj|mlp_in|mlp_out)\.|(prefix|expert)\..*norm\.")
 """Parameters that stay float32 in a bfloat16 model, as in openpi."""
 
 Manifest = Mapping[str, StoredTensor]

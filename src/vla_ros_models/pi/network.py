@@ -20,6 +20,7 @@ from vla_ros_models.engine.flow import FlowModel
 from vla_ros_models.engine.shapes import DecoderShape, TowerShape
 from vla_ros_models.engine.tower_ops import TowerOps
 from vla_ros_models.engine.weights import DecoderWeights, Layer, Matrix
+from vla_ros_models.geometry import GeometryTokens
 from vla_ros_models.pi.architecture import PROMPT_TOKENS, PiArchitecture
 from vla_ros_models.vision_tower import LAYER_NORM_EPS, Block, VisionTower
 from vla_ros_models.weights import empty, linears_of
@@ -242,6 +243,8 @@ class PiNetwork(nn.Module):
             self.time_mlp_out = nn.Linear(width, width)
         if architecture.targets:
             self.add_targets()
+        sizes = architecture.geometry
+        self.geometry = GeometryTokens(sizes, prefix.hidden_size) if sizes else None
 
     def add_targets(self) -> None:
         """Add the layers for the time at which a flow step ends; with zeros, a step does not depend on it."""
@@ -325,6 +328,7 @@ def make_flow(
         times=tuple(times),
         patches=architecture.image_tokens,
         horizon=architecture.horizon,
+        geometry=network.geometry,
     )
 
 

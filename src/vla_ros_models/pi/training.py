@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from vla_ros.types import FloatArray, Observation
 from vla_ros_models.distilled import TARGET_LAYERS
 from vla_ros_models.engine.stream import Positions, Stream
 from vla_ros_models.engine.training import Call, TrainingOps, placed, recompute, train_layer
+from vla_ros_models.geometry import Points, camera_positions
 from vla_ros_models.pi.architecture import EMBEDDINGS, PI05, PiArchitecture
 from vla_ros_models.pi.checkpoint import PiCheckpoint
 from vla_ros_models.pi.inference import load_network
@@ -55,6 +57,8 @@ class FlowBatch(Batch):
     is_pad: Tensor  # bool [B, H], True after the episode's end
     noise: Tensor  # float32 [B, H, A]
     time: Tensor  # float32 [B], 1 for noise, 0 for actions
+    # Float32 [B, cameras, patches, 3], metres, NaN where unknown; None without geometric tokens.
+    positions: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +156,9 @@ class FlowTrainee(nn.Module):
         cameras = batch.images.shape[1]
         patches = self._patches(batch.images.flatten(0, 1), run)
         patches = patches.reshape(len(batch.tokens), -1, patches.shape[-1])  # [B, cameras * patches, width]
+        if self.network.geometry is not None:
+            assert batch.positions is not None
+            patches = patches + self.network.geometry(batch.positions.flatten(1, 2)).to(patches.dtype)
         words = self._words(batch.tokens)
         seen = batch.seen.repeat_interleave(patches.shape[1] // cameras, dim=1)
         if self.state_in_prefix:
@@ -254,6 +261,8 @@ class FlowInputs:
     cameras: int = 0  # SmolVLA: images of the configuration
     empty: int = 0  # SmolVLA: the most missing images that ``around`` stands for
     state_token: bool = False  # SmolVLA: whether a place for the state ends the prompt
+    points: Points = ()  # the spec's images with points
+    patches: int = 0  # of an image; needed with ``points``
 
     def prepare(
         self,
@@ -279,7 +288,11 @@ class FlowInputs:
         missing = self.around * min(self.cameras - len(images), self.empty)
         tokens = np.array([*missing, *tokens, *((0,) if self.state_token else ())], np.int64)
         shape = (len(actions), self.action_dim)
-        return {
+        surfaces: dict[str, NDArray[Any]] = {}
+        if self.points:
+            where = (observation.points, self.points, self.keys, self.side, self.patches)
+            surfaces = {"positions": camera_positions(*where)}
+        return surfaces | {
             "images": np.stack([shown.get(name, empty) for name in processing.images]),
             "seen": np.array([name in images for name in processing.images]),
             "tokens": tokens,
@@ -293,12 +306,13 @@ class FlowInputs:
 
     def collate(self, samples: Sequence[Prepared]) -> FlowBatch:
         """See :class:`~vla_ros_models.training.SampleInputs`."""
-        return FlowBatch(**{one.name: stack_arrays(samples, one.name) for one in fields(FlowBatch)})
+        names = [one.name for one in fields(FlowBatch) if one.name in samples[0]]
+        return FlowBatch(**{name: stack_arrays(samples, name) for name in names})
 
 
 def deviation_of(architecture: PiArchitecture, name: str, parameter: Tensor) -> float | Tensor:
     """Return how a parameter of pi0.5 starts: its input's scale is kept, the expert's layers are identities."""
-    if name.endswith(("bias", "_norm.weight")) or ".dense." in name:
+    if name.endswith(("bias", "_norm.weight", "geometry.fc2.weight", "geometry.unknown")) or ".dense." in name:
         return torch.tensor(0.0)
     if "vision" in name and "norm" in name:
         return torch.tensor(1.0)
@@ -340,6 +354,8 @@ def make_trainable(
             sizes.vision.image_size,
             sizes.action_dim,
             sizes.action_dim,
+            points=checkpoint.points,
+            patches=sizes.image_tokens,
         ),
         checkpoint.spec,
         sizes.prefix,
