@@ -7,8 +7,9 @@ Merged and dequantised weights are stored in the type in which they are computed
 import argparse
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from vla_ros.config.checkpoints import base_folder, config_folder
 from vla_ros.errors import ConfigError
@@ -17,6 +18,7 @@ from vla_ros.files import check_parent
 _KINDS = (".json", ".model", ".txt", ".jinja", ".safetensors")
 _WEIGHTS = ("model*.safetensors*", "distilled*.safetensors*", "teacher.safetensors", "*.index.json")
 _NOT_COPIED = (*_WEIGHTS, "adapter_*", "train_config.json")
+_ADDED = "added.safetensors"  # deleted once its tensors are with the others
 _DTYPES = {"float32": "F32", "bfloat16": "BF16"}
 
 
@@ -25,28 +27,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder to write; must be empty or missing")
     parser.add_argument("--base", default="", help="base model into which the checkpoint's adapter is merged")
     parser.add_argument("--teacher", action="store_true", help="write the teacher of a distilled checkpoint")
+    text = "add geometric tokens, to be trained, for an image whose points the robot will have; may be repeated"
+    parser.add_argument("--points", action="append", default=[], metavar="IMAGE=KEY", help=text)
     parser.add_argument("--dtype", choices=_DTYPES, help="type of all weights; left out, as they are stored")
 
 
 def run(arguments: argparse.Namespace) -> int:
     dtype = arguments.dtype or ""
-    count, size = convert(arguments.folder, arguments.output, arguments.base, dtype, arguments.teacher)
+    if wrong := [one for one in arguments.points if not all(one.partition("="))]:
+        raise ConfigError(f"--points: found {wrong[0]!r}, expected IMAGE=KEY, as observation.images.front=points")
+    points = dict(one.split("=", 1) for one in arguments.points)
+    count, size = convert(arguments.folder, arguments.output, arguments.base, dtype, arguments.teacher, points)
     print(f"wrote {count} tensors, {size / 1e9:.2f} GB, to {arguments.output}")
     return 0
 
 
 def convert(
-    folder: Path, output: Path, base: str | Path = "", dtype: str = "", teacher: bool = False
+    folder: Path,
+    output: Path,
+    base: str | Path = "",
+    dtype: str = "",
+    teacher: bool = False,
+    points: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[int, int]:
     """Convert ``folder`` to ``output``, empty or missing; return the number of tensors and their bytes.
 
     ``base`` is ``policy.base``. With ``teacher``, the result is the checkpoint that was distilled into ``folder``.
+    ``points`` are as for :func:`~vla_ros_models.geometry.new_tokens`.
     Needs the memory of three copies of the largest tensor in float32. Raises the errors of
     :func:`~vla_ros_models.adapters.read_merged`, and ConfigError if ``output`` cannot be written.
     """
+    from safetensors.torch import save_file
+
     from vla_ros_models.adapters import read_merged
-    from vla_ros_models.checkpoint_files import checkpoint_folder, from_files, read_fields
+    from vla_ros_models.checkpoint_files import checkpoint_folder, from_files, read_fields, read_header
     from vla_ros_models.distilled import teachers_tensors, undistilled
+    from vla_ros_models.geometry import GEOMETRY, new_tokens
     from vla_ros_models.weights import write_weights
 
     folder = checkpoint_folder(str(folder))
@@ -70,14 +86,21 @@ def convert(
     else:
         stored = teachers_tensors(folder) if teacher else read_merged(folder, base)
         produce = from_files(stored)
+    added = new_tokens(config, stored, points) if points else {}
     try:
         output.mkdir(parents=True, exist_ok=True)
+        if added:
+            save_file(added, output / _ADDED)
+            stored |= read_header(output / _ADDED)
+            produce, config[GEOMETRY] = from_files(stored), {"points": dict(points)}
         for place in (folder,) if model is None else (folder, model):
             _copy(place, output)
         config.pop("quantization_config", None)
         plain = {key: False if key == "use_peft" else value for key, value in config.items()}
         (output / "config.json").write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
-        return write_weights(output, stored, produce, _DTYPES.get(dtype, ""))
+        written = write_weights(output, stored, produce, _DTYPES.get(dtype, ""))
+        (output / _ADDED).unlink(missing_ok=True)
+        return written
     except OSError as error:
         raise ConfigError(f"--output {output}: {error.strerror or error}; the folder is incomplete") from error
 

@@ -19,10 +19,10 @@ from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError
 from vla_ros.policies.base import Progress
 from vla_ros.types import Float32Array, FloatArray, IntArray, Observation, PreviousChunk, RawImage, UInt8Array
+from vla_ros.vision.points import camera_positions
 from vla_ros_models.checkpoint_files import StoredTensor
 from vla_ros_models.engine.flow_engine import Continuation, FlowEngine, FlowRequest
 from vla_ros_models.flow_options import FlowOptions, RtcSettings
-from vla_ros_models.geometry import camera_positions
 from vla_ros_models.memory import MemoryCheck, MemoryNeeds
 from vla_ros_models.network_policy import Images, Placement
 from vla_ros_models.normalization import Array, LearnedStatistics

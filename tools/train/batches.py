@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from tools.train import shards
-from tools.train.labels import KINDS
+from tools.train.labels import KINDS, PATCH
 from tools.train.network import ACTION_TOKENS
 from tools.train.recipe import HELD_OUT_EVERY
 from vla_ros_lab.sim.tasks import SLOTS
@@ -69,6 +69,7 @@ class Choice(NamedTuple):
     places: Tensor  # int64 [R], patch of the named object; :data:`NOT_ASKED` if it is not visible
     kinds: Tensor  # int64 [F, patches], the object in each patch; ``len(KINDS)`` for no object
     random: torch.Generator
+    positions: Tensor  # float32 [F, patches, 3], metres, NaN where unknown; [F, 0, 3] if not recorded
 
 
 @dataclass(frozen=True)
@@ -78,27 +79,39 @@ class TableFrames(Pool):
     kinds: Tensor  # int64 [N, SLOTS], -1 for empty slots
     patches: Tensor  # int64 [N, SLOTS], -1 for objects that are not visible
     asked: Tensor  # int64 [N], task times SLOTS plus slot of the instruction that was followed
+    positions: Tensor  # float32 [N, patches, 3], metres, NaN where unknown; [N, 0, 3] if not recorded
 
     def choose(
-        self, step: int, seed: int, frames: int, prompts: int, tasks: int, *, held_out: bool = False
+        self, step: int, seed: int, frames: int, prompts: int, tasks: int, *, held_out: bool = False, shift: int = 0
     ) -> Choice:
-        """Draw F ``frames`` with P ``prompts`` each; held-out frames are not augmented."""
+        """Draw F ``frames`` with P ``prompts`` each; held-out frames are not augmented.
+
+        ``shift`` is the largest number of patches by which images move, with what is known of their patches.
+        """
         rows, random = self.rows(step, seed, frames, held_out)
-        asked, kinds, patches = self.asked[rows], self.kinds[rows], self.patches[rows]
+        asked, kinds, patches, moves = self.asked[rows], self.kinds[rows], self.patches[rows], None
+        images, positions = self.images[rows], self.positions[rows]
+        if shift and not held_out:
+            moves = torch.randint(-shift, shift + 1, (frames, 2), generator=random, device=images.device)
+            patches = shifted_patches(patches, moves, images.shape[1] // PATCH)
+            images = shifted(images, moves * PATCH)
+            if positions.shape[1]:
+                board = positions.unflatten(1, (-1, images.shape[2] // PATCH))
+                positions = shifted(board, moves, torch.nan).flatten(1, 2)
         weights = (kinds >= 0).float().repeat(1, tasks).scatter(1, asked[:, None], 0.0)  # [F, tasks * SLOTS]
         others = torch.multinomial(weights, prompts - 1, generator=random) if prompts > 1 else asked[:, None][:, :0]
         chosen = torch.cat([asked[:, None], others], dim=1)
         slots = chosen % SLOTS
         places = patches.gather(1, slots).flatten()
-        images = self.images[rows]
         return Choice(
             rows,
             chosen,
             (chosen // SLOTS * len(KINDS) + kinds.gather(1, slots)).flatten(),
             images if held_out else augment(images, random),
             places.masked_fill(places < 0, NOT_ASKED),
-            kind_map(kinds, patches, (images.shape[1] // 14) ** 2),
+            kind_map(kinds, patches, (images.shape[1] // PATCH) ** 2),
             random,
+            positions,
         )
 
 
@@ -122,6 +135,30 @@ class Frames(TableFrames):
             found.places,
             found.kinds,
         )
+
+
+def shifted(boards: Tensor, moves: Tensor, outside: float | None = None) -> Tensor:
+    """Move each of ``boards`` [F, H, W, C] by ``moves`` [F, 2] down and right.
+
+    What comes in is ``outside``, or the edge repeated.
+    """
+    frames, height, width = boards.shape[:3]
+    at = [
+        torch.arange(size, device=boards.device) - moves[:, axis, None] for axis, size in enumerate((height, width))
+    ]
+    rows, columns = (one.clamp(0, size - 1) for one, size in zip(at, (height, width), strict=True))
+    found = boards[torch.arange(frames, device=boards.device)[:, None, None], rows[:, :, None], columns[:, None]]
+    if outside is None:
+        return found
+    inside = (at[0] == rows)[:, :, None] & (at[1] == columns)[:, None]
+    return torch.where(inside[..., None], found, outside)
+
+
+def shifted_patches(patches: Tensor, moves: Tensor, side: int) -> Tensor:
+    """Move patches [F, S] of boards of ``side`` by ``moves`` [F, 2]; -1 stays, and is what leaves the board."""
+    rows, columns = patches // side + moves[:, :1], patches % side + moves[:, 1:]
+    inside = (patches >= 0) & (rows >= 0) & (rows < side) & (columns >= 0) & (columns < side)
+    return torch.where(inside, rows * side + columns, -1)
 
 
 def kind_map(kinds: Tensor, patches: Tensor, count: int) -> Tensor:
@@ -158,6 +195,7 @@ def table_frames(
         "held_out": moved(held_out, device),
         "kinds": moved(labels.kinds, device),
         "patches": moved(labels.patches, device),
+        "positions": moved(labels.positions, device, torch.float32),
         "asked": moved(labels.asked[:, 0].astype(np.int64) * SLOTS + labels.asked[:, 1], device),
     }
 

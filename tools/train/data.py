@@ -16,24 +16,31 @@ from typing import Any
 import numpy as np
 
 from tools.train import shards
-from tools.train.labels import counterfactual_actions, counterfactual_chunks, kinds_of, patch_of
+from tools.train.labels import PATCH, SIDE, counterfactual_actions, counterfactual_chunks, kinds_of, patch_of
 from tools.train.recipe import DataRecipe, as_json, claim
 from vla_ros.config import load
 from vla_ros.config.files import config_file
+from vla_ros.contract.spec import ImageFeature
 from vla_ros.errors import VlaRosError
 from vla_ros.execution.source import ActionSource
 from vla_ros.policies.base import Session
 from vla_ros.types import ActionChunk, FloatArray, Observation, UInt8Array
+from vla_ros.vision.points import patch_positions
 from vla_ros_lab.eval.port import NodePort
 from vla_ros_lab.eval.runner import EpisodeOptions, EpisodeRunner
 from vla_ros_lab.sim import arm
 from vla_ros_lab.sim.expert import ExpertPolicy
 from vla_ros_lab.sim.scene import Scene
-from vla_ros_lab.sim.table import TableEnvironment
+from vla_ros_lab.sim.table import IMAGE_TOPIC, POINTS_TOPIC, TableEnvironment, TableOptions
 from vla_ros_lab.sim.tasks import SLOTS, make_task
 from vla_ros_lab.sim.world import TableTop, WorldOptions
 
 MANIFEST = "dataset.json"
+POINTS = "points"
+POINTS_OPTIONS = (
+    f"camera.topics:=[{IMAGE_TOPIC}, {POINTS_TOPIC}]", f"camera.keys:=[image, {POINTS}]",
+)  # fmt: skip
+"""Options of a node that takes the table's points."""
 
 _MEMORY = 0.7  # correlation of the disturbance from one step to the next
 _PUSH_M = (0.01, 0.03)  # m per step
@@ -144,7 +151,10 @@ class Demonstrator(ActionSource):
     """
 
     def __init__(self, expert: ExpertPolicy, world: TableTop, recipe: DataRecipe) -> None:
-        self.spec, self._expert, self._world, self._recipe = expert.spec, expert, world, recipe
+        self.spec = expert.spec
+        if recipe.points:  # the expert takes every camera's image
+            self.spec = replace(self.spec, images=(ImageFeature("image"),), points=(("image", POINTS),))
+        self._expert, self._world, self._recipe = expert, world, recipe
         self.begin(0)
 
     def begin(self, seed: int) -> None:
@@ -190,6 +200,9 @@ class Demonstrator(ActionSource):
                     [recipe.tasks.index(scene.task.name), list(objects).index(scene.task.target)], np.int8
                 ),
                 "noise": np.float32(self._disturbance.sd),
+                "positions": patch_positions(observation.points[POINTS], SIDE, PATCH)
+                if recipe.points
+                else np.zeros((0, 3), np.float32),
             }
         )
         self.frames.append(observation.images["image"])
@@ -201,12 +214,14 @@ class Recorder:
     def __init__(self, recipe: DataRecipe) -> None:
         self._recipe = recipe
         options = ("policy.name:=expert", "control.schedule:=sync", f"control.rate_hz:={recipe.rate_hz}")
-        config = load([config_file("demo")], options)
-        self._world = TableTop(WorldOptions(tasks=recipe.tasks, rate_hz=recipe.rate_hz, objects=recipe.objects))
+        config = load([config_file("demo")], (*options, *(POINTS_OPTIONS if recipe.points else ())))
+        size = {"objects": recipe.objects, "shrink": recipe.shrink}
+        self._world = TableTop(WorldOptions(tasks=recipe.tasks, rate_hz=recipe.rate_hz, **size))
         self._source = Demonstrator(ExpertPolicy(config), self._world, recipe)
         episodes = EpisodeOptions(recipe.max_steps)
         self._port = NodePort(config, self._source)
-        self._runner = EpisodeRunner(TableEnvironment(self._world), self._port, episodes)
+        table = TableEnvironment(self._world, TableOptions(points=recipe.points))
+        self._runner = EpisodeRunner(table, self._port, episodes)
 
     def close(self) -> None:
         self._world.close()

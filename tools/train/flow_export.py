@@ -2,8 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 
 from tools.train.card import flow_card
+from tools.train.data import POINTS
 from tools.train.flow_fit import TOKENIZER
 from tools.train.flow_network import ACTION_SIZE, STATE_SIZE, FlowTrainee, architecture_of
 from tools.train.flow_words import FORM, VOCABULARY
@@ -20,6 +21,8 @@ from tools.train.loop import RECIPE, STATISTICS, curve, restored
 from tools.train.recipe import FlowNetworkRecipe, from_json
 from vla_ros.errors import CheckpointError
 from vla_ros_models.checkpoint_files import read_json
+from vla_ros_models.engine.shapes import GeometryShape
+from vla_ros_models.geometry import GEOMETRY
 from vla_ros_models.pi.loading import LEROBOT_PREFIX, parameter_parts
 from vla_ros_models.processor_files import ACTION
 from vla_ros_models.processor_files import STATE as STATE_KEY
@@ -107,6 +110,7 @@ def write_layout(
             "max_state_dim": sizes.state,
             "max_action_dim": architecture.action_dim,
             "use_relative_actions": relative is not None,
+            **_geometry(architecture.geometry, sizes.images),
         },
     )
     norm_map = {"VISUAL": "IDENTITY", "STATE": "QUANTILES", "ACTION": "QUANTILES"}
@@ -122,6 +126,10 @@ def write_layout(
     for name, steps in (("policy_preprocessor", before), ("policy_postprocessor", after)):
         _write(folder / f"{name}.json", {"name": name, "steps": steps})
     return sum(tensor.numel() for tensor in tensors.values())
+
+
+def _geometry(shape: GeometryShape | None, images: Sequence[str]) -> dict[str, Any]:
+    return {GEOMETRY: {"points": dict.fromkeys(images[:1], POINTS), **asdict(shape)}} if shape else {}
 
 
 def _normalizer(

@@ -61,6 +61,8 @@ class Run(Training[FlowFrames, FlowTrainee]):
         self._data = from_json(DataRecipe, json.loads((dataset / data.MANIFEST).read_text(encoding="utf-8")))
         if self._data.horizon < 2:
             raise ConfigError(f"{dataset}: found single actions, expected chunks; record them with --horizon 16")
+        if network.geometry and not self._data.points:
+            raise ConfigError(f"{dataset}: has no points, which --geometry needs; record them with --points")
         trainee = FlowTrainee(architecture_of(network, len(VOCABULARY), self._data.horizon))
         initialize(trainee, fit.seed)
         recipes = {"data": as_json(self._data), "network": as_json(network), "fit": as_json(fit)}
@@ -94,7 +96,9 @@ class Run(Training[FlowFrames, FlowTrainee]):
     def draw(self, frames: FlowFrames, step: int, *, held_out: bool = False) -> FlowBatch:
         recipe = self.recipe
         tasks, batch = frames.chunks.shape[1] // SLOTS, recipe.batch
-        found = frames.choose(step, recipe.seed, batch, recipe.prompts, tasks, held_out=held_out)
+        found = frames.choose(
+            step, recipe.seed, batch, recipe.prompts, tasks, held_out=held_out, shift=recipe.shift
+        )
         bins = frames.bins[found.rows].repeat_interleave(recipe.prompts, dim=0)
         prompts, lengths = frames.prompts.fill(found.named, bins)
         chunks = frames.chunks[found.rows[:, None], found.chosen].flatten(0, 1).float()
@@ -116,6 +120,7 @@ class Run(Training[FlowFrames, FlowTrainee]):
             times,
             found.places,
             found.kinds,
+            found.positions if self._network.geometry else None,
         )
 
     def measure(self, frames: FlowFrames, batch: FlowBatch) -> Mapping[str, float]:
@@ -126,7 +131,7 @@ class Run(Training[FlowFrames, FlowTrainee]):
         every = self.recipe.samples
         losses = flow_losses(self.trainee, batch, self.recipe)
         wanted = batch.chunks[::every]
-        prefix = self.trainee.encode(batch.images, batch.prompts, batch.lengths)
+        prefix = self.trainee.encode(batch.images, batch.prompts, batch.lengths, batch.positions)
         missed = self.trainee.sample(prefix, batch.noise[::every], _EULER_STEPS) - wanted
         joints = (missed[..., :7].abs() * frames.scale[:7]).mean((0, 2)) * 1e3  # [H]
         return {
@@ -150,6 +155,7 @@ class FlowBatch(Batch):
     times: Tensor  # float32 [R * K, H]; 0 where real-time chunking gives the action
     places: Tensor  # int64 [R], patch of the named object; :data:`NOT_ASKED` if it is not visible
     kinds: Tensor  # int64 [F, patches], the object in each patch; ``len(KINDS)`` for no object
+    positions: Tensor | None  # float32 [F, patches, 3], metres; None without geometric tokens
 
 
 class FlowLosses(NamedTuple):
@@ -189,7 +195,7 @@ def velocity_loss(velocity: Tensor, chunks: Tensor, noise: Tensor, times: Tensor
 
 def flow_losses(trainee: FlowTrainee, batch: FlowBatch, recipe: FitRecipe) -> FlowLosses:
     noisy = noisy_chunks(batch.chunks, batch.noise, batch.times)
-    found = trainee(batch.images, batch.prompts, batch.lengths, noisy, batch.times)
+    found = trainee(batch.images, batch.prompts, batch.lengths, noisy, batch.times, batch.positions)
     flow = velocity_loss(found.velocity, batch.chunks, batch.noise, batch.times)
     place, right = place_loss(found.places, batch.places)
     kind = kind_loss(found.kinds, batch.kinds, recipe)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tools.train.labels import KINDS
 from tools.train.recipe import FlowNetworkRecipe
-from vla_ros_models.engine.shapes import TowerShape
+from vla_ros_models.engine.shapes import GeometryShape, TowerShape
 from vla_ros_models.engine.training import Call
 from vla_ros_models.pi import training as pi
 from vla_ros_models.pi.architecture import PI05, PiArchitecture, gemma
@@ -35,6 +35,7 @@ def architecture_of(
         vocabulary,
         ACTION_SIZE,
         horizon,
+        geometry=GeometryShape() if recipe.geometry else None,
     )
 
 
@@ -66,7 +67,13 @@ class FlowTrainee(pi.FlowTrainee):
         self.kind_head = nn.Linear(width, len(KINDS) + 1)
 
     def forward(  # type: ignore[override]
-        self, images: Tensor, prompts: Tensor, lengths: Tensor | None, noisy: Tensor, times: Tensor
+        self,
+        images: Tensor,
+        prompts: Tensor,
+        lengths: Tensor | None,
+        noisy: Tensor,
+        times: Tensor,
+        positions: Tensor | None = None,
     ) -> FlowPredictions:
         """Predict the velocity of noisy actions.
 
@@ -76,12 +83,15 @@ class FlowTrainee(pi.FlowTrainee):
             lengths: Int64 [R], number of tokens of each prompt; None if no prompt is padded.
             noisy: Float32 [R * K, H, A], normalised actions at ``times``; K consecutive samples share a prompt.
             times: Float32 [R * K, H], 1 for noise, 0 for actions, including actions given by real-time chunking.
+            positions: Float32 [F, patches, 3], metres, NaN where unknown; for a network with geometric tokens.
         """
-        found = self.encode(images, prompts, lengths)
+        found = self.encode(images, prompts, lengths, positions)
         velocity = self.velocity(found, noisy, times)
         return FlowPredictions(velocity, self.place_head(found.last).float(), self.kind_head(found.patches).float())
 
-    def encode(self, images: Tensor, prompts: Tensor, lengths: Tensor | None) -> Encoded:
+    def encode(
+        self, images: Tensor, prompts: Tensor, lengths: Tensor | None, positions: Tensor | None = None
+    ) -> Encoded:
         """Encode images and prompts, once for all samples of a chunk."""
         images = images if images.ndim == 5 else images[:, None]
         valid = torch.ones_like(prompts, dtype=torch.bool)
@@ -89,8 +99,12 @@ class FlowTrainee(pi.FlowTrainee):
             valid = torch.arange(prompts.shape[1], device=valid.device) < lengths[:, None]
         seen = valid.new_ones(len(prompts), images.shape[1])
         none = torch.zeros(len(prompts), 1, 1, device=prompts.device)
-        batch = FlowBatch(images, seen, prompts, valid, none[..., 0], none, valid[:, :1], none, none[:, 0, 0])
         self._frames, self._prompts = len(images), len(prompts) // len(images)
+        if positions is not None:
+            positions = positions[:, None].repeat_interleave(self._prompts, dim=0)
+        batch = FlowBatch(
+            images, seen, prompts, valid, none[..., 0], none, valid[:, :1], none, none[:, 0, 0], positions
+        )
         prefix, rows = self.run_prefix(batch)
         ends = prefix.valid.sum(1)
         last = rows.gather(1, (ends - 1)[:, None, None].expand(-1, 1, rows.shape[-1]))[:, 0]

@@ -13,6 +13,9 @@ from vla_ros_lab.sim.tasks import COLOURS, SHAPES, SLOTS, make_task
 KINDS: tuple[str, ...] = tuple(f"{colour}_{shape}" for colour in COLOURS for shape in SHAPES)
 """Names of all kinds of objects."""
 
+SIDE, PATCH = 224, 14
+"""Sides of an image and of a patch in pixels."""
+
 NOWHERE = -1
 """Patch of an object that is not visible; kind of an empty slot."""
 
@@ -85,7 +88,7 @@ def kinds_of(objects: Sequence[str]) -> NDArray[np.int8]:
     return kinds
 
 
-def patch_of(pixel: FloatArray, image_size: int = 224, patch_size: int = 14) -> int:
+def patch_of(pixel: FloatArray, image_size: int = SIDE, patch_size: int = PATCH) -> int:
     """Return the row-major index of the patch with ``pixel`` (row, column); :data:`NOWHERE` outside the image."""
     row, column = (int(np.floor(value / patch_size)) for value in pixel)
     side = image_size // patch_size

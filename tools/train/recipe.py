@@ -44,6 +44,8 @@ class DataRecipe:
     every: int = option(1, "steps between recorded frames of an episode")
     rate_hz: float = option(10.0, "control steps a second; the disturbance is per step")
     objects: int = option(0, "objects on the table; 0: three or four")
+    shrink: float = option(0.0, "metres by which the region of the objects is smaller on each side")
+    points: bool = option(False, "record where the surface in each patch is, for a network with geometric tokens")
     horizon: int = option(
         1, "steps of a label: 1 for one end-effector delta, more for a chunk of joint positions and gripper"
     )
@@ -76,6 +78,7 @@ class FlowNetworkRecipe:
     depth: int = option(5, "layers of prefix and action expert")
     heads: int = option(4, "query heads of prefix and action expert; both have one head of keys and values")
     head_dim: int = option(64, "features per head")
+    geometry: bool = option(False, "geometric tokens, of demonstrations with points")
     max_delay: int = option(8, "actions at the beginning of a chunk that may be given (trained real-time chunking)")
 
 
@@ -103,6 +106,7 @@ class FitRecipe:
     weight_decay: float = option(0.05, "AdamW's, on matrices only")
     clip: float = option(1.0, "largest norm of the gradient")
     seed: int = option(0, "seed of the initial weights and of the order of frames")
+    shift: int = option(0, "patches by which images are shifted at most, with their points (flow matching only)")
     seam_noise: float = option(
         0.0,
         "normalised deviation of given actions from the expert's; the actions after them return within a few "

@@ -32,6 +32,8 @@ class Labels:
     actions: NDArray[np.float32]
     asked: NDArray[np.int8]  # int8 [N, 2], task and slot that the arm was following
     noise: NDArray[np.float32]  # float32 [N], standard deviation of the episode's disturbance, metres
+    # Float32 [N, patches, 3], where the surface in each patch is, metres; [N, 0, 3] if it was not recorded.
+    positions: NDArray[np.float32]
 
     def __len__(self) -> int:
         return len(self.seeds)

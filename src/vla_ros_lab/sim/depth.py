@@ -1,6 +1,7 @@
 """The table's depth camera: from the renderer's depth to points, as the camera's driver and TF would give them."""
 
 import math
+from functools import lru_cache
 
 import cv2
 import numpy as np
@@ -22,14 +23,19 @@ def unproject(depth: FloatArray, fovy: float, position: FloatArray, rotation: Fl
     ``fovy`` is the vertical field of view in degrees; ``rotation`` [3, 3] has the camera's axes (right, up,
     backward) in the frame of ``position`` and of the points.
     """
-    height, width = depth.shape
-    slope = 2 * math.tan(math.radians(fovy) / 2) / height
-    right = ((np.arange(width) + 0.5) - width / 2) * slope
-    up = (height / 2 - (np.arange(height) + 0.5)) * slope
-    rays = np.stack([*np.meshgrid(right, up), -np.ones_like(depth)], axis=-1)
     seen = np.where(depth < _FARTHEST, depth, np.nan)
-    points: Float32Array = (position + (seen[..., None] * rays) @ rotation.T).astype(np.float32)
+    points: Float32Array = (position + seen[..., None] * (_rays(*depth.shape, fovy) @ rotation.T)).astype(
+        np.float32
+    )
     return points
+
+
+@lru_cache(maxsize=4)
+def _rays(height: int, width: int, fovy: float) -> FloatArray:
+    """Return where each pixel's centre looks, float64 [H, W, 3]: right, up, and -1 backward."""
+    slope = 2 * math.tan(math.radians(fovy) / 2) / height
+    right, up = (np.arange(width) + 0.5 - width / 2) * slope, (height / 2 - 0.5 - np.arange(height)) * slope
+    return np.stack([*np.meshgrid(right, up), -np.ones((height, width))], axis=-1)
 
 
 def sensed(depth: FloatArray, fovy: float, random: np.random.Generator) -> FloatArray:

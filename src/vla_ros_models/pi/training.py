@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_ros.types import FloatArray, Observation
+from vla_ros.vision.points import camera_positions
 from vla_ros_models.distilled import TARGET_LAYERS
 from vla_ros_models.engine.stream import Positions, Stream
 from vla_ros_models.engine.training import Call, TrainingOps, placed, recompute, train_layer
-from vla_ros_models.geometry import Points, camera_positions
 from vla_ros_models.pi.architecture import EMBEDDINGS, PI05, PiArchitecture
 from vla_ros_models.pi.checkpoint import PiCheckpoint
 from vla_ros_models.pi.inference import load_network
@@ -261,7 +261,7 @@ class FlowInputs:
     cameras: int = 0  # SmolVLA: images of the configuration
     empty: int = 0  # SmolVLA: the most missing images that ``around`` stands for
     state_token: bool = False  # SmolVLA: whether a place for the state ends the prompt
-    points: Points = ()  # the spec's images with points
+    points: tuple[tuple[str, str], ...] = ()  # the spec's images with points
     patches: int = 0  # of an image; needed with ``points``
 
     def prepare(

@@ -1,0 +1,275 @@
+"""Measure what geometric tokens gain on the simulated table; resumes where it was stopped.
+
+python -m tools.geometry FOLDER
+python -m tools.geometry FOLDER --gpus 2 --processes 30 --seconds 430
+
+Trains small pi0.5 of one size on the same demonstrations, with and without tokens, and compares their success on
+the same held-out scenes: as trained, with targets outside the region of the demonstrations, and with the camera
+moved around the table. Policies with tokens also run with the depth of a stereo camera, and a wrong calibration.
+"""
+
+import argparse
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.train.data import POINTS_OPTIONS
+from vla_ros_lab.eval.intervals import paired, wilson
+from vla_ros_lab.eval.results import read_results
+
+SHRINK = 0.06
+"""Metres by which the region of the demonstrations' objects is smaller, so that the camera sees what is outside."""
+
+RIGHT, WRONG, SENSOR = (), ("-b", "extrinsics=[0.02, 3.0]"), ("-b", "depth_sensor=true")
+PLACES: Mapping[str, tuple[str, ...]] = {
+    "displaced by 8 cm": ("-b", "displace=0.08"),
+    "camera moved by 22.5 degrees": ("-b", "camera_turn=22.5"),
+    "as trained": (),
+    "displaced by 4 cm": ("-b", "displace=0.04"),
+    "displaced by 12 cm": ("-b", "displace=0.12"),
+    "camera moved by 10 degrees": ("-b", "camera_turn=10.0"),
+    "camera moved by 35 degrees": ("-b", "camera_turn=35.0"),
+}
+"""Conditions for all policies, the most telling first."""
+
+DEPTHS: Sequence[tuple[str, str, tuple[str, ...]]] = (
+    ("as trained", "stereo camera", SENSOR),
+    ("camera moved by 22.5 degrees", "wrong calibration", WRONG),
+    ("as trained", "wrong calibration", WRONG),
+    ("camera moved by 10 degrees", "wrong calibration", WRONG),
+    ("camera moved by 35 degrees", "wrong calibration", WRONG),
+)
+"""Conditions for policies with tokens: a place, and how its points are wrong."""
+
+PLAIN, TOKENS = "plain", "tokens"
+SCENES = 1_000_000
+"""The first seed of an evaluation."""
+
+DATA = (
+    "--horizon 16 --rate-hz 20 --max-steps 120 --noise-m 0 0.0015 0.003 0.0045 --every 2 --shard-episodes 10 "
+    f"--points --shrink {SHRINK}"
+)
+
+
+@dataclass(frozen=True)
+class Net:
+    """A policy to train."""
+
+    kind: str  # :data:`PLAIN` or :data:`TOKENS`
+    shift: int  # patches by which its images were shifted at most
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.shift}-{self.seed}"
+
+
+class StopError(Exception):
+    """No time is left."""
+
+
+class Commands:
+    """Runs commands until ``seconds`` have passed; then ends those that run, and starts no other."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    def run(self, log: Path, *words: object, **variables: str) -> None:
+        """Run a command of this Python with its output in ``log``; raises StopError, or CalledProcessError."""
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise StopError
+        log.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", *map(str, words)]
+        with log.open("a", encoding="utf-8") as stream:
+            environment = {**os.environ, **variables}
+            running = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
+            try:
+                status = running.wait(left)
+            except subprocess.TimeoutExpired:
+                running.terminate()  # an evaluation writes what it has
+                running.wait()
+                raise StopError from None
+        if status:
+            raise subprocess.CalledProcessError(status, command, log.read_text(encoding="utf-8")[-2000:])
+
+
+class Study:
+    """The stages; each resumes, and does nothing if it is done."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self._given, self._folder = given, given.folder
+        self._commands = Commands(given.seconds)
+        self._devices: queue.Queue[int] = queue.Queue()
+        for index in range(max(given.gpus, 1)):
+            self._devices.put(index)
+        self.nets = [
+            Net(kind, shift, seed)
+            for seed in range(given.seeds)
+            for shift in given.shifts
+            for kind in (PLAIN, TOKENS)
+        ]
+
+    def record(self) -> None:
+        words = (*DATA.split(), "--episodes", self._given.demonstrations, "--processes", self._given.processes)
+        self._commands.run(self._log("data"), "tools.train", "data", self._folder / "data", *words)
+
+    def train(self, net: Net) -> Path:
+        """Return the folder of the checkpoint."""
+        given, run, output = self._given, self._folder / "runs" / net.name, self._folder / "checkpoints" / net.name
+        if (output / "README.md").exists():
+            return output
+        how: tuple[object, ...] = ("--steps", given.steps, "--batch", given.batch, "--learning-rate", 8e-4)
+        how += ("--warmup", min(200, given.steps // 4), "--seed", net.seed, "--shift", net.shift)
+        how += (*(("--geometry",) if net.kind == TOKENS else ()), *(("--compile",) if given.compile else ()))
+        device = self._devices.get()
+        try:
+            threads = {"OMP_NUM_THREADS": str(given.threads), "CUDA_VISIBLE_DEVICES": str(device)}
+            log = self._log(net.name)
+            self._commands.run(log, "tools.train", "fit-flow", self._folder / "data", run, *how, **threads)
+            self._commands.run(log, "tools.train", "export-flow", run, output, **threads)
+        finally:
+            self._devices.put(device)
+        return output
+
+    def score(self, net: Net, name: str, words: Sequence[str]) -> None:
+        """Score a policy in one condition."""
+        given, file = self._given, self._file(net, name)
+        options = ["policy.device:=cpu", "policy.threads:=1", "control.execute_steps:=8"]
+        options += [*POINTS_OPTIONS] if net.kind == TOKENS else []
+        node = [word for option in options for word in ("-p", option)]
+        scenes = ("--seed", SCENES, "--episodes", given.episodes, "--max-steps", given.max_steps)
+        how = ("--sync", "--resume", "--shards", given.shards, "-b", f"shrink={SHRINK}", "--json", file)
+        what = ("--policy", "pi", "--checkpoint", self._folder / "checkpoints" / net.name)
+        log, cpu = self._log(f"{file.stem}-eval"), {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._commands.run(log, "vla_ros.cli", "eval", "table", *what, *scenes, *how, *words, *node, **cpu)
+
+    def run(self) -> list[str]:
+        """Run all stages; return what failed."""
+        self.record()
+        workers = max(1, self._given.processes // self._given.shards)
+        with ThreadPoolExecutor(max(self._given.gpus, 1)) as trainers, ThreadPoolExecutor(workers) as scorers:
+            scores: list[Future[None]] = []
+            lock = threading.Lock()
+
+            def train_and_score(net: Net) -> None:
+                self.train(net)
+                conditions = dict(PLACES)
+                if net.kind == TOKENS:
+                    conditions |= {f"{place}, {how}": (*PLACES[place], *words) for place, how, words in DEPTHS}
+                with lock:
+                    scores.extend(scorers.submit(self.score, net, *one) for one in conditions.items())
+
+            trained = [trainers.submit(train_and_score, net) for net in self.nets]
+            errors = [future.exception() for future in trained]
+            errors += [future.exception() for future in scores]
+        return [
+            f"{error} {getattr(error, 'output', '')}"
+            for error in errors
+            if error and not isinstance(error, StopError)
+        ]
+
+    def rows(self) -> list[dict[str, object]]:
+        """Return what has been measured: success of both kinds on the same scenes, and the difference."""
+        found = []
+        for shift in self._given.shifts:
+            plain = {place: self._outcomes(PLAIN, shift, place) for place in PLACES}
+            for place in PLACES:
+                names = {"": place} | {how: f"{place}, {how}" for one, how, _ in DEPTHS if one == place}
+                for how, name in names.items():
+                    tokens = self._outcomes(TOKENS, shift, name)
+                    found.append({"shift": shift, "place": place, "points": how, **_compared(plain[place], tokens)})
+        return found
+
+    def _outcomes(self, kind: str, shift: int, name: str) -> dict[tuple[int, int], bool]:
+        nets = [net for net in self.nets if (net.kind, net.shift) == (kind, shift)]
+        files = [(net.seed, self._file(net, name)) for net in nets]
+        read = [(seed, read_results(file)) for seed, file in files if file.exists()]
+        return {(seed, key[1]): won for seed, one in read for key, won in one.items() if won is not None}
+
+    def _file(self, net: Net, name: str) -> Path:
+        return Path(self._folder / "scores" / f"{net.name}-{name.replace(', ', '-').replace(' ', '_')}.json")
+
+    def _log(self, name: str) -> Path:
+        return Path(self._folder / "logs" / f"{name}.log")
+
+
+def _compared(plain: Mapping[tuple[int, int], bool], tokens: Mapping[tuple[int, int], bool]) -> dict[str, object]:
+    both = plain.keys() & tokens.keys()
+    lost, gained = (
+        sum(one[key] and not other[key] for key in both) for one, other in ((plain, tokens), (tokens, plain))
+    )
+    found: dict[str, object] = {}
+    for kind, one in ((PLAIN, plain), (TOKENS, tokens)):
+        found |= {kind: [sum(one.values()), len(one)], f"{kind}_interval": wilson(sum(one.values()), len(one))}
+    difference = (gained - lost) / len(both) if both else None
+    return found | {"pairs": len(both), "difference": difference, "interval": paired(lost, gained, len(both))}
+
+
+def table(rows: Sequence[Mapping[str, object]]) -> str:
+    """Return the rows as Markdown."""
+    lines = [
+        "| shift | condition | points | plain | tokens | difference, points (95 %) | pairs |",
+        "|---" * 7 + "|",
+    ]
+    for row in rows:
+        cells = [str(row["shift"]), str(row["place"]), str(row["points"]) or "exact"]
+        for kind in (PLAIN, TOKENS):
+            (won, count), (low, high) = row[kind], row[f"{kind}_interval"]  # type: ignore[misc]
+            cells.append(f"{won} of {count} ({100 * low:.0f} to {100 * high:.0f} %)" if count else "")
+        low, high = row["interval"]  # type: ignore[misc]
+        middle = row["difference"]
+        cells.append("" if middle is None else f"{100 * middle:+.1f} ({100 * low:+.0f} to {100 * high:+.0f})")  # type: ignore[operator]
+        lines.append(f"| {' | '.join([*cells, str(row['pairs'])])} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add, cores = parser.add_argument, os.cpu_count() or 1
+    add("folder", type=Path)
+    add("--demonstrations", type=int, default=2500, metavar="N", help="episodes of the expert")
+    add("--steps", type=int, default=2000, metavar="N", help="of each training")
+    add("--batch", type=int, default=256, metavar="N", help="frames of a step")
+    add("--compile", action="store_true", help="compile the training step")
+    add("--threads", type=int, default=4, metavar="N", help="threads of a training")
+    add("--seeds", type=int, default=2, metavar="N", help="policies of each kind")
+    add(
+        "--shifts",
+        type=int,
+        nargs="+",
+        default=[0],
+        metavar="N",
+        help="patches by which images are shifted at most",
+    )
+    add("--episodes", type=int, default=100, metavar="N", help="held-out scenes of a condition")
+    add("--max-steps", type=int, default=100, metavar="N", help="control steps of an episode, at 20 Hz")
+    add("--gpus", type=int, default=0, metavar="N", help="trainings at a time, each on a GPU of its own")
+    add("--processes", type=int, default=max(1, cores - 2), metavar="N", help="processes of all evaluations")
+    add("--shards", type=int, default=4, metavar="N", help="processes of one evaluation")
+    add("--seconds", type=float, default=1e9, metavar="S", help="end after this long; the next run goes on")
+    given = parser.parse_args()
+    study = Study(given)
+    failed: list[str] = []
+    try:
+        failed = study.run()
+    except StopError:
+        failed = ["no time was left for the demonstrations"]
+    rows = study.rows()
+    (given.folder / "results.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    (given.folder / "table.md").write_text(table(rows), encoding="utf-8")
+    print(table(rows), *failed, sep="\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
