@@ -16,8 +16,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from vla_ros_lab.eval.results import read_results
 SHRINK = 0.06
 """Metres by which the region of the demonstrations' objects is smaller, so that the camera sees what is outside."""
 
-RIGHT, WRONG, SENSOR = (), ("-b", "extrinsics=[0.02, 3.0]"), ("-b", "depth_sensor=true")
+WRONG, SENSOR = ("-b", "extrinsics=[0.02, 3.0]"), ("-b", "depth_sensor=true")
 PLACES: Mapping[str, tuple[str, ...]] = {
     "displaced by 8 cm": ("-b", "displace=0.08"),
     "camera moved by 22.5 degrees": ("-b", "camera_turn=22.5"),
@@ -49,6 +50,10 @@ DEPTHS: Sequence[tuple[str, str, tuple[str, ...]]] = (
 )
 """Conditions for policies with tokens: a place, and how its points are wrong."""
 
+CONDITIONS: Sequence[tuple[str, tuple[str, ...]]] = (
+    *PLACES.items(),
+    *((f"{place}, {how}", (*PLACES[place], *words)) for place, how, words in DEPTHS),
+)
 PLAIN, TOKENS = "plain", "tokens"
 SCENES = 1_000_000
 """The first seed of an evaluation."""
@@ -59,7 +64,7 @@ DATA = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Net:
     """A policy to train."""
 
@@ -156,27 +161,43 @@ class Study:
     def run(self) -> list[str]:
         """Run all stages; return what failed."""
         self.record()
-        workers = max(1, self._given.processes // self._given.shards)
-        with ThreadPoolExecutor(max(self._given.gpus, 1)) as trainers, ThreadPoolExecutor(workers) as scorers:
-            scores: list[Future[None]] = []
-            lock = threading.Lock()
+        jobs: queue.PriorityQueue[tuple[int, int, Net | None]] = queue.PriorityQueue()
+        failed: list[str] = []
 
-            def train_and_score(net: Net) -> None:
+        def train(position: int) -> None:
+            net = self.nets[position]
+            with self._noted(failed):
                 self.train(net)
-                conditions = dict(PLACES)
-                if net.kind == TOKENS:
-                    conditions |= {f"{place}, {how}": (*PLACES[place], *words) for place, how, words in DEPTHS}
-                with lock:
-                    scores.extend(scorers.submit(self.score, net, *one) for one in conditions.items())
+                for index in range(len(CONDITIONS) if net.kind == TOKENS else len(PLACES)):
+                    jobs.put((index, position, net))
 
-            trained = [trainers.submit(train_and_score, net) for net in self.nets]
-            errors = [future.exception() for future in trained]
-            errors += [future.exception() for future in scores]
-        return [
-            f"{error} {getattr(error, 'output', '')}"
-            for error in errors
-            if error and not isinstance(error, StopError)
-        ]
+        def score() -> None:
+            while (job := jobs.get())[2] is not None:
+                with self._noted(failed):
+                    self.score(job[2], *CONDITIONS[job[0]])
+
+        workers = max(1, self._given.processes // self._given.shards)
+        scorers = [threading.Thread(target=score) for _ in range(workers)]
+        for one in scorers:
+            one.start()
+        with ThreadPoolExecutor(max(self._given.gpus, 1)) as trainers:
+            list(trainers.map(train, range(len(self.nets))))
+        for _ in scorers:
+            jobs.put((len(CONDITIONS), 0, None))
+        for one in scorers:
+            one.join()
+        return failed
+
+    @staticmethod
+    @contextmanager
+    def _noted(failed: list[str]) -> Iterator[None]:
+        """Note a command that failed; what is left undone for lack of time is no failure."""
+        try:
+            yield
+        except StopError:
+            pass
+        except subprocess.CalledProcessError as error:
+            failed.append(f"{error}\n{error.output}")
 
     def rows(self) -> list[dict[str, object]]:
         """Return what has been measured: success of both kinds on the same scenes, and the difference."""
