@@ -206,7 +206,8 @@ class _BagReader:
     def _unseeing(self) -> Binding:
         """The binding for an observer of :data:`_PIXEL`, of which only the state is used."""
         config = self.binding.config
-        return replace(self.binding, config=replace(config, camera=replace(config.camera, transport="raw")))
+        camera = replace(config.camera, transport="raw")
+        return replace(self.binding, config=replace(config, camera=camera), points={})
 
     def _observed(
         self, observer: Observer, episode: ResampledEpisode, rows: IntArray, messages: Messages

@@ -167,5 +167,7 @@ def chunk(actions: FloatArray, frame: int, horizon: int) -> tuple[FloatArray, An
 def seeing(binding: Binding) -> Binding:
     """Return what an observer of images needs of a binding; unlike a whole one, it can be pickled."""
     config = binding.config
-    kept = Config(camera=config.camera, control=config.control, timeouts=config.timeouts, own={})
+    kept = Config(
+        camera=config.camera, control=config.control, timeouts=config.timeouts, robot=config.robot, own={}
+    )
     return replace(binding, states=(), config=kept)

@@ -168,6 +168,8 @@ def finetune(job: FineTuning, arguments: argparse.Namespace, say: Say = print) -
         samples = act(policy, samples, output / RUN / "actions.npy", say)
     seen, held = proof.hold_out(samples.episodes, arguments.hold_out, arguments.seed)
     name = recipe.augmentation if arguments.augment == "recipe" else arguments.augment
+    if trainable.spec.points and name != "none":
+        raise ConfigError(f"--augment: {name} moves pixels, but not their points; set --augment none")
     stream = SampleStream(samples, seen, trainable.inputs, arguments.seed, AUGMENTATIONS[name])
     options = TrainOptions(
         **{
