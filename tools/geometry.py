@@ -180,12 +180,14 @@ class Study:
         scorers = [threading.Thread(target=score) for _ in range(workers)]
         for one in scorers:
             one.start()
-        with ThreadPoolExecutor(max(self._given.gpus, 1)) as trainers:
-            list(trainers.map(train, range(len(self.nets))))
-        for _ in scorers:
-            jobs.put((len(CONDITIONS), 0, None))
-        for one in scorers:
-            one.join()
+        try:
+            with ThreadPoolExecutor(max(self._given.gpus, 1)) as trainers:
+                list(trainers.map(train, range(len(self.nets))))
+        finally:
+            for _ in scorers:
+                jobs.put((len(CONDITIONS), 0, None))
+            for one in scorers:
+                one.join()
         return failed
 
     @staticmethod
