@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.train.data import POINTS_OPTIONS
+from tools.train.data import POINTS_OPTIONS, size_options
 from vla_ros_lab.eval.intervals import paired, wilson
 from vla_ros_lab.eval.results import read_results
 
@@ -62,6 +62,14 @@ DATA = (
     "--horizon 16 --rate-hz 20 --max-steps 120 --noise-m 0 0.0015 0.003 0.0045 --every 2 --shard-episodes 10 "
     f"--points --shrink {SHRINK}"
 )
+
+SIDE = 112
+SMALL_DATA = f"--objects 1 --switch-share 0 --side {SIDE}"
+SMALL_NET = (
+    "--prompts 1 --vision-width 96 --vision-blocks 2 --prefix-width 96 --prefix-hidden 192 --expert-width 64 "
+    "--expert-hidden 128 --depth 3 --heads 3 --head-dim 32"
+)
+"""What a machine without a GPU trains in minutes: one object, images of 112 pixels, a network of a tenth."""
 
 
 @dataclass(frozen=True, order=True)
@@ -124,7 +132,9 @@ class Study:
         ]
 
     def record(self) -> None:
-        words = (*DATA.split(), "--episodes", self._given.demonstrations, "--processes", self._given.processes)
+        given = self._given
+        words = (*DATA.split(), *(SMALL_DATA.split() if given.small else ()), "--processes", given.processes)
+        words += ("--episodes", given.demonstrations)
         self._commands.run(self._log("data"), "tools.train", "data", self._folder / "data", *words)
 
     def train(self, net: Net) -> Path:
@@ -132,7 +142,8 @@ class Study:
         given, run, output = self._given, self._folder / "runs" / net.name, self._folder / "checkpoints" / net.name
         if (output / "README.md").exists():
             return output
-        how: tuple[object, ...] = ("--steps", given.steps, "--batch", given.batch, "--learning-rate", 8e-4)
+        how: tuple[object, ...] = ("--steps", given.steps, "--batch", given.batch)
+        how += ("--learning-rate", given.learning_rate, *(SMALL_NET.split() if given.small else ()))
         how += ("--warmup", min(200, given.steps // 4), "--seed", net.seed, "--shift", net.shift)
         how += (*(("--geometry",) if net.kind == TOKENS else ()), *(("--compile",) if given.compile else ()))
         device = self._devices.get()
@@ -150,9 +161,11 @@ class Study:
         given, file = self._given, self._file(net, name)
         options = ["policy.device:=cpu", "policy.threads:=1", "control.execute_steps:=8"]
         options += [*POINTS_OPTIONS] if net.kind == TOKENS else []
+        options += size_options(SIDE) if given.small else ()
         node = [word for option in options for word in ("-p", option)]
         scenes = ("--seed", SCENES, "--episodes", given.episodes, "--max-steps", given.max_steps)
         how = ("--sync", "--resume", "--shards", given.shards, "-b", f"shrink={SHRINK}", "--json", file)
+        how += ("-b", "objects=1") if given.small else ()
         what = ("--policy", "pi", "--checkpoint", self._folder / "checkpoints" / net.name)
         log, cpu = self._log(f"{file.stem}-eval"), {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -161,6 +174,7 @@ class Study:
     def run(self) -> list[str]:
         """Run all stages; return what failed."""
         self.record()
+        given = self._given
         jobs: queue.PriorityQueue[tuple[int, int, Net | None]] = queue.PriorityQueue()
         failed: list[str] = []
 
@@ -168,7 +182,8 @@ class Study:
             net = self.nets[position]
             with self._noted(failed):
                 self.train(net)
-                for index in range(len(CONDITIONS) if net.kind == TOKENS else len(PLACES)):
+                most = min(given.conditions, len(CONDITIONS) if net.kind == TOKENS else len(PLACES))
+                for index in range(most):
                     jobs.put((index, position, net))
 
         def score() -> None:
@@ -176,12 +191,12 @@ class Study:
                 with self._noted(failed):
                     self.score(job[2], *CONDITIONS[job[0]])
 
-        workers = max(1, self._given.processes // self._given.shards)
+        workers = max(1, given.processes // given.shards)
         scorers = [threading.Thread(target=score) for _ in range(workers)]
         for one in scorers:
             one.start()
         try:
-            with ThreadPoolExecutor(max(self._given.gpus, 1)) as trainers:
+            with ThreadPoolExecutor(max(given.gpus, 1)) as trainers:
                 list(trainers.map(train, range(len(self.nets))))
         finally:
             for _ in scorers:
@@ -264,6 +279,9 @@ def main() -> int:
     add("--steps", type=int, default=2000, metavar="N", help="of each training")
     add("--batch", type=int, default=256, metavar="N", help="frames of a step")
     add("--compile", action="store_true", help="compile the training step")
+    add("--learning-rate", type=float, default=8e-4, metavar="R", help="highest rate")
+    add("--small", action="store_true", help="one object, small images and a small network, for a CPU")
+    add("--conditions", type=int, default=len(CONDITIONS), metavar="N", help="score only the first N conditions")
     add("--threads", type=int, default=4, metavar="N", help="threads of a training")
     add("--seeds", type=int, default=2, metavar="N", help="policies of each kind")
     add(
@@ -276,7 +294,7 @@ def main() -> int:
     )
     add("--episodes", type=int, default=100, metavar="N", help="held-out scenes of a condition")
     add("--max-steps", type=int, default=100, metavar="N", help="control steps of an episode, at 20 Hz")
-    add("--gpus", type=int, default=0, metavar="N", help="trainings at a time, each on a GPU of its own")
+    add("--gpus", type=int, default=0, metavar="N", help="trainings at a time, each on its own GPU if there are")
     add("--processes", type=int, default=max(1, cores - 2), metavar="N", help="processes of all evaluations")
     add("--shards", type=int, default=4, metavar="N", help="processes of one evaluation")
     add("--seconds", type=float, default=1e9, metavar="S", help="end after this long; the next run goes on")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tools.train import shards
-from tools.train.labels import PATCH, SIDE, counterfactual_actions, counterfactual_chunks, kinds_of, patch_of
+from tools.train.labels import PATCH, counterfactual_actions, counterfactual_chunks, kinds_of, patch_of
 from tools.train.recipe import DataRecipe, as_json, claim
 from vla_ros.config import load
 from vla_ros.config.files import config_file
@@ -47,6 +47,11 @@ _PUSH_M = (0.01, 0.03)  # m per step
 
 Progress = Callable[[int, int], None]
 """Called after each shard with the number of episodes and frames so far."""
+
+
+def size_options(side: int) -> tuple[str, ...]:
+    """Return the options of a node whose images have this width and height."""
+    return f"camera.width:={side}", f"camera.height:={side}"
 
 
 def shard_paths(folder: Path) -> list[Path]:
@@ -187,7 +192,7 @@ class Demonstrator(ActionSource):
             label = {"places": places}
         else:
             label = {"actions": counterfactual_actions(arm.forward(joints), state[7], objects, recipe.tasks)}
-        patches = [patch_of(world.project(place)) for place in objects.values()]
+        patches = [patch_of(world.project(place), recipe.side) for place in objects.values()]
         self.rows.append(
             {
                 "seeds": np.int64(self._seed),
@@ -200,7 +205,7 @@ class Demonstrator(ActionSource):
                     [recipe.tasks.index(scene.task.name), list(objects).index(scene.task.target)], np.int8
                 ),
                 "noise": np.float32(self._disturbance.sd),
-                "positions": patch_positions(observation.points[POINTS], SIDE, PATCH)
+                "positions": patch_positions(observation.points[POINTS], recipe.side, PATCH)
                 if recipe.points
                 else np.zeros((0, 3), np.float32),
             }
@@ -214,9 +219,11 @@ class Recorder:
     def __init__(self, recipe: DataRecipe) -> None:
         self._recipe = recipe
         options = ("policy.name:=expert", "control.schedule:=sync", f"control.rate_hz:={recipe.rate_hz}")
-        config = load([config_file("demo")], (*options, *(POINTS_OPTIONS if recipe.points else ())))
+        options += size_options(recipe.side) + (POINTS_OPTIONS if recipe.points else ())
+        config = load([config_file("demo")], options)
         size = {"objects": recipe.objects, "shrink": recipe.shrink}
-        self._world = TableTop(WorldOptions(tasks=recipe.tasks, rate_hz=recipe.rate_hz, **size))
+        world = WorldOptions(recipe.side, recipe.side, recipe.tasks, rate_hz=recipe.rate_hz, **size)
+        self._world = TableTop(world)
         self._source = Demonstrator(ExpertPolicy(config), self._world, recipe)
         episodes = EpisodeOptions(recipe.max_steps)
         self._port = NodePort(config, self._source)

@@ -42,8 +42,8 @@ def export(run: Path, folder: Path, note: str = "") -> int:
         CheckpointError: The run has no state, or a weight is out of range.
     """
     recipe = read_json(run / RECIPE)
-    network, horizon = from_json(FlowNetworkRecipe, recipe["network"]), recipe["data"]["horizon"]
-    trainee = FlowTrainee(architecture_of(network, len(VOCABULARY), horizon))
+    network, made = from_json(FlowNetworkRecipe, recipe["network"]), recipe["data"]
+    trainee = FlowTrainee(architecture_of(network, len(VOCABULARY), made["horizon"], made["side"]))
     step, seconds = restored(run, trainee)
     relative = {"enabled": True, "exclude_joints": ["gripper"], "action_names": [*JOINTS, "gripper"]}
     sizes = Sizes(images=(IMAGE,), state=STATE_SIZE, action=ACTION_SIZE, prompt=FORM.length)

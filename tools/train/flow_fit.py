@@ -63,7 +63,7 @@ class Run(Training[FlowFrames, FlowTrainee]):
             raise ConfigError(f"{dataset}: found single actions, expected chunks; record them with --horizon 16")
         if network.geometry and not self._data.points:
             raise ConfigError(f"{dataset}: has no points, which --geometry needs; record them with --points")
-        trainee = FlowTrainee(architecture_of(network, len(VOCABULARY), self._data.horizon))
+        trainee = FlowTrainee(architecture_of(network, len(VOCABULARY), self._data.horizon, self._data.side))
         initialize(trainee, fit.seed)
         recipes = {"data": as_json(self._data), "network": as_json(network), "fit": as_json(fit)}
         super().__init__(folder, recipes, trainee, flow_losses, fit, options)

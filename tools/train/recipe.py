@@ -44,6 +44,7 @@ class DataRecipe:
     every: int = option(1, "steps between recorded frames of an episode")
     rate_hz: float = option(10.0, "control steps a second; the disturbance is per step")
     objects: int = option(0, "objects on the table; 0: three or four")
+    side: int = option(224, "width and height of an image in pixels; others than 224 for flow matching only")
     shrink: float = option(0.0, "metres by which the region of the objects is smaller on each side")
     points: bool = option(False, "record where the surface in each patch is, for a network with geometric tokens")
     horizon: int = option(
