@@ -48,7 +48,6 @@ from vla_ros_lab.eval.scene import episode_options, make_table, rate_of
 from vla_ros_lab.report import charts, page
 from vla_ros_lab.report.versions import versions
 from vla_ros_lab.sim.environment import Environment
-from vla_ros_lab.sim.table import IMAGE_TOPIC, POINTS_TOPIC
 
 __all__ = ["add_arguments", "run"]
 
@@ -134,8 +133,8 @@ def _episodes(arguments: argparse.Namespace, config: Config, alive: Callable[[],
         table.world.render()  # fail at once if there is no OpenGL
         recorder = stack.enter_context(closing(BagRecorder(arguments.record))) if arguments.record else None
         graph = stack.enter_context(open_graph(config.node.backend, (), config.node.log_level))
-        front = (IMAGE_TOPIC, POINTS_TOPIC)
-        cameras = [one for one in table.cameras if one in front or arguments.wrist_camera]
+        asked = [one for one in table.cameras if one in config.camera.topics]
+        cameras = table.cameras if arguments.wrist_camera else asked or table.cameras[:1]
         clock, timeout = WALL if arguments.real_time else LOCKSTEP, arguments.step_timeout
         options = {"cameras": cameras, "timeout": timeout, "alive": alive, "patient": arguments.console}
         port = GraphPort(graph, config.arms, clock, **options, tap=recorder)
