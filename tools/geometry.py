@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tools.train.data import POINTS_OPTIONS, size_options
 from vla_ros_lab.eval.intervals import paired, wilson
@@ -132,9 +133,8 @@ class Study:
         ]
 
     def record(self) -> None:
-        given = self._given
-        words = (*DATA.split(), *(SMALL_DATA.split() if given.small else ()), "--processes", given.processes)
-        words += ("--episodes", given.demonstrations)
+        given, small = self._given, SMALL_DATA if self._given.small else ""
+        words = (*f"{DATA} {small}".split(), "--episodes", given.demonstrations, "--processes", given.processes)
         self._commands.run(self._log("data"), "tools.train", "data", self._folder / "data", *words)
 
     def train(self, net: Net) -> Path:
@@ -164,8 +164,8 @@ class Study:
         options += size_options(SIDE) if given.small else ()
         node = [word for option in options for word in ("-p", option)]
         scenes = ("--seed", SCENES, "--episodes", given.episodes, "--max-steps", given.max_steps)
-        how = ("--sync", "--resume", "--shards", given.shards, "-b", f"shrink={SHRINK}", "--json", file)
-        how += ("-b", "objects=1") if given.small else ()
+        table = ["-b", f"shrink={SHRINK}", *(("-b", "objects=1") if given.small else ())]
+        how = ("--sync", "--resume", "--shards", given.shards, *table, "--json", file)
         what = ("--policy", "pi", "--checkpoint", self._folder / "checkpoints" / net.name)
         log, cpu = self._log(f"{file.stem}-eval"), {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -216,7 +216,7 @@ class Study:
         except subprocess.CalledProcessError as error:
             failed.append(f"{error}\n{error.output}")
 
-    def rows(self) -> list[dict[str, object]]:
+    def rows(self) -> list[dict[str, Any]]:
         """Return what has been measured: success of both kinds on the same scenes, and the difference."""
         found = []
         for shift in self._given.shifts:
@@ -241,19 +241,19 @@ class Study:
         return Path(self._folder / "logs" / f"{name}.log")
 
 
-def _compared(plain: Mapping[tuple[int, int], bool], tokens: Mapping[tuple[int, int], bool]) -> dict[str, object]:
+def _compared(plain: Mapping[tuple[int, int], bool], tokens: Mapping[tuple[int, int], bool]) -> dict[str, Any]:
     both = plain.keys() & tokens.keys()
     lost, gained = (
         sum(one[key] and not other[key] for key in both) for one, other in ((plain, tokens), (tokens, plain))
     )
-    found: dict[str, object] = {}
+    found: dict[str, Any] = {}
     for kind, one in ((PLAIN, plain), (TOKENS, tokens)):
         found |= {kind: [sum(one.values()), len(one)], f"{kind}_interval": wilson(sum(one.values()), len(one))}
     difference = (gained - lost) / len(both) if both else None
     return found | {"pairs": len(both), "difference": difference, "interval": paired(lost, gained, len(both))}
 
 
-def table(rows: Sequence[Mapping[str, object]]) -> str:
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows as Markdown."""
     lines = [
         "| shift | condition | points | plain | tokens | difference, points (95 %) | pairs |",
@@ -262,11 +262,11 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
     for row in rows:
         cells = [str(row["shift"]), str(row["place"]), str(row["points"]) or "exact"]
         for kind in (PLAIN, TOKENS):
-            (won, count), (low, high) = row[kind], row[f"{kind}_interval"]  # type: ignore[misc]
+            (won, count), (low, high) = row[kind], row[f"{kind}_interval"]
             cells.append(f"{won} of {count} ({100 * low:.0f} to {100 * high:.0f} %)" if count else "")
-        low, high = row["interval"]  # type: ignore[misc]
+        low, high = row["interval"]
         middle = row["difference"]
-        cells.append("" if middle is None else f"{100 * middle:+.1f} ({100 * low:+.0f} to {100 * high:+.0f})")  # type: ignore[operator]
+        cells.append("" if middle is None else f"{100 * middle:+.1f} ({100 * low:+.0f} to {100 * high:+.0f})")
         lines.append(f"| {' | '.join([*cells, str(row['pairs'])])} |")
     return "\n".join(lines) + "\n"
 

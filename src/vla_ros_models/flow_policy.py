@@ -246,7 +246,8 @@ class FlowPolicy(SamplingPolicy[LoadedFlow, FlowRequest], Generic[C]):
         rtc = None if observation.previous is None else self._continue(observation.previous, state)
         names = dict(zip(self.spec.image_keys, self.loaded.processing.images, strict=True))
         named = {names[key]: image for key, image in images.items()}
-        model, positions = self.loaded, None
+        model = self.loaded
+        positions: Float32Array | None = None
         if self.spec.points:
             sizes = model.image_size, model.engine.model.patches
             positions = camera_positions(observation.points, self.spec.points, list(images), *sizes)

@@ -89,7 +89,7 @@ class TableFrames(Pool):
         ``shift`` is the largest number of patches by which images move, with what is known of their patches.
         """
         rows, random = self.rows(step, seed, frames, held_out)
-        asked, kinds, patches, moves = self.asked[rows], self.kinds[rows], self.patches[rows], None
+        asked, kinds, patches = self.asked[rows], self.kinds[rows], self.patches[rows]
         images, positions = self.images[rows], self.positions[rows]
         if shift and not held_out:
             moves = torch.randint(-shift, shift + 1, (frames, 2), generator=random, device=images.device)

@@ -221,8 +221,8 @@ class Recorder:
         options = ("policy.name:=expert", "control.schedule:=sync", f"control.rate_hz:={recipe.rate_hz}")
         options += size_options(recipe.side) + (POINTS_OPTIONS if recipe.points else ())
         config = load([config_file("demo")], options)
-        size = {"objects": recipe.objects, "shrink": recipe.shrink}
-        world = WorldOptions(recipe.side, recipe.side, recipe.tasks, rate_hz=recipe.rate_hz, **size)
+        size, objects = (recipe.side, recipe.side), recipe.objects
+        world = WorldOptions(*size, recipe.tasks, rate_hz=recipe.rate_hz, objects=objects, shrink=recipe.shrink)
         self._world = TableTop(world)
         self._source = Demonstrator(ExpertPolicy(config), self._world, recipe)
         episodes = EpisodeOptions(recipe.max_steps)

@@ -55,7 +55,8 @@ def camera_positions(
     ``given`` are an observation's points, ``points`` the pairs of ``PolicySpec.points``. An image without points
     has NaN. Raises ConfigError if points of the spec are missing.
     """
-    keys, found = dict(points), []
+    keys = dict(points)
+    found: list[Float32Array] = []
     for image in images:
         if image not in keys:
             found.append(np.full((patches, 3), np.nan, np.float32))

@@ -147,7 +147,7 @@ class EpisodeRunner:
     def _measure(self, cameras: Sequence[str], stamp: int) -> Measurements:
         measured = self._environment.observe(cameras, stamp)
         if cameras and self._options.film:
-            self.film.append(measured.images[cameras[0]])
+            self.film.append(np.asarray(measured.images[cameras[0]], np.uint8))
         return measured
 
     def _advance(self) -> None:

@@ -125,7 +125,7 @@ class FlowGraphs(ChunkGraphs):
 
     def _vision(self) -> None:
         tokens = self._model.encode(self.images)
-        if self._model.geometry is not None:
+        if self._model.geometry is not None and self.positions is not None:
             tokens = tokens + self._model.geometry(self.positions).to(tokens.dtype)
         self._patches.copy_(tokens.view_as(self._patches))
 
