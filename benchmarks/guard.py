@@ -47,7 +47,7 @@ from tools.faults.setups import AHEAD, FINE, SERVO, VELOCITY
 from vla_ros.errors import VlaRosError
 from vla_ros.graph import open_graph
 from vla_ros.graph.origin import Origin
-from vla_ros.guard.channel import Reader
+from vla_ros.guard.channel import socket_pair
 from vla_ros.guard.frames import DamagedError, GuardFrame, Kind, packet_of
 
 ENDS_WITHIN = 0.02
@@ -362,7 +362,7 @@ def work(seconds: float, backend: str, seed: int) -> dict[str, Any]:
 
 def damage(count: int, seed: int) -> dict[str, Any]:
     """Let ``count`` damaged, repeated, reordered and cut frames arrive among good ones; count what is accepted."""
-    rng, reader, counter, accepted = np.random.default_rng(seed), Reader(), 0, 0
+    rng, (sender, reader), counter, accepted = np.random.default_rng(seed), socket_pair(), 0, 0
     good = old = b""
     for number in range(count):
         if number % 64 == 0:
@@ -378,6 +378,8 @@ def damage(count: int, seed: int) -> dict[str, Any]:
         else:
             packet = bytearray(good if how == 4 or not old else old)
         accepted += not isinstance(reader.read(bytes(packet)), DamagedError)
+    sender.close()
+    reader.close()
     return {"frames": count, "accepted": accepted, "crc32": zlib.crc32(good)}
 
 

@@ -20,7 +20,6 @@ from vla_ros.config import build
 from vla_ros.control.arm import ArmController
 from vla_ros.control.command import Command
 from vla_ros.control.reasons import Refused
-from vla_ros.guard.frames import GuardFrame, Kind
 from vla_ros.types import JointState
 
 LOST, LATE = 0.05, 0.15
@@ -64,7 +63,7 @@ class GuardedTrial(Trial):
     """An arm of test_promise whose commands pass a guard."""
 
     def start(self) -> None:
-        self.guard = Harness(self.config)
+        self.guard, self.known = Harness(self.config), self.config
         self.stream = Stream(self.rng, self.guard)
         self.stream.hear(self.joints, surely=True)
         self.accepted = 0
@@ -91,9 +90,9 @@ class GuardedTrial(Trial):
             self.held_command = command
 
     def _pass(self, command: Command) -> None:
-        self.guard.config = self.config
-        if self.guard.guard.config is not self.config:
-            self.guard.guard.take([GuardFrame(Kind.OPTIONS)], self.guard.now)
+        if self.known is not self.config:
+            self.known = self.config
+            self.guard.configure(self.config)
         self.stream.hear(self.joints, surely=bool(np.any(self.glitch)) or self.rng.random() > LOST)
         if command.hold:
             self.guard.propose(command, FINGERS)
@@ -153,8 +152,7 @@ def test_velocities_and_twists_pass(output: str, seed: int) -> None:
         if rng.random() < 0.1:
             config = build(any_options(rng), base=config)
             controller.configure(config)
-            guard.config = config
-            guard.guard.take([GuardFrame(Kind.OPTIONS)], guard.now)
+            guard.configure(config)
         dt = float(rng.choice([1.0, 0.4])) / rate
         try:
             command = controller.command(any_action(trial, motion), joints, stamp, dt)
@@ -177,7 +175,7 @@ def test_options_of_every_robot_can_be_read_by_a_guard() -> None:
     from pathlib import Path
 
     from vla_ros.config import load
-    from vla_ros.guard.process import parse_options
+    from vla_ros.guard.guard import parse_options
     from vla_ros.node.guard_client import options_text
 
     folder = Path(__file__).parents[2] / "config"
