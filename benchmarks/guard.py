@@ -3,12 +3,14 @@
     python benchmarks/guard.py --injections 1000 --seed 1 --json guard.json   # resumes where the file ends
     python benchmarks/guard.py --normal 1800            # seconds of each kind of normal work
     python benchmarks/guard.py --frames 10000000        # damaged frames, none of which may be accepted
+    python benchmarks/guard.py --commands 1000000 --jobs 4   # legal ones, on a clock of their own: none is rejected
+    python benchmarks/guard.py --rate-hz 250 --seconds 600 --busy   # commands that are missing, beside an inference
     python benchmarks/guard.py --backend rclpy ...      # with the ROS 2 that is sourced, over RMW_IMPLEMENTATION
 
 Node, guard and robot are processes of their own; everything is judged from what a listener at the driver's topic
 received, by the middleware's source timestamps. While a velocity, a twist or a position plan is in force, the node
-is killed, suspended or starved, its interpreter lock is kept, its memory exhausted, its graph thread blocked, its
-control thread in an endless loop or in a call that does not return. In half of the injections, a stop is pressed
+is killed, suspended or starved, its interpreter lock is kept, its address space or all its memory used up, its
+graph thread blocked, its control thread in an endless loop or in a call that does not return. In half of the injections, a stop is pressed
 meanwhile; then nothing may move until a person has reset the node.
 
 A violation is a velocity without a successor, or a position plan of a dead or silent node without a hold, 20 ms
@@ -17,6 +19,7 @@ latency is that from a frame to its command, with a guard and without.
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -29,6 +32,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -64,7 +68,7 @@ _SILENT = {"killed": 0.0, "suspended": 0.0, "lock": _BEGINS, "endless": _BEGINS,
 _WATCHED = 1.0  # s after the node has come back
 _POSITIONS = {"options": {"control.rate_hz": "10.0", "control.schedule": "sync"}}
 PLANS: dict[str, dict[str, Any]] = {"velocity": dict(VELOCITY), "twist": dict(SERVO), "positions": _POSITIONS}
-WORDS = ("lock", "graph", "endless", "never", "memory")
+WORDS = ("lock", "graph", "endless", "never", "memory", "full")
 KINDS = ("killed", "suspended", "starved", *WORDS)
 _CHUNK = ("--horizon", "8", "--seconds", "0.05")
 _TOPIC = "/arm/joint_command"
@@ -234,11 +238,13 @@ def one(
 
 
 def bring_back(rig: Rig, kind: str) -> None:
-    """Start a node that has died, reset one that was stopped, and arm it.
+    """Start a node that has died, reset one that was stopped, and arm it; one without memory has to be replaced.
 
     Fast DDS may repeat a stop that the node missed three seconds later, so that it has to be reset once more.
     """
-    if not rig.node.alive:
+    if kind == "full" and rig.node.alive:
+        rig.node.signal("SIGKILL")
+    if kind == "full" or not rig.node.alive:
         rig.node.end()
         rig.start_node()
         rig.ready()
@@ -360,6 +366,33 @@ def work(seconds: float, backend: str, seed: int) -> dict[str, Any]:
     return found
 
 
+_PER_CELL = 300  # commands of one robot with one policy
+
+
+def propose(count: int, seed: int, jobs: int) -> dict[str, Any]:
+    """Let nodes propose ``count`` legal commands to their guards (test/guard/cell.py); count what became of them."""
+    folder = Path(__file__).parents[1] / "test"
+    sys.path.extend(str(folder / part) for part in ("guard", "control"))
+    from cell import legal
+
+    proposed, counts, stopped, began = 0, Counter[str](), dict[int, str](), time.monotonic()
+    with ProcessPoolExecutor(jobs) as pool:
+        seeds = itertools.count(seed * 10_000_000)
+        running = {pool.submit(legal, each, _PER_CELL): each for each in itertools.islice(seeds, 2 * jobs)}
+        while running:
+            for done in wait(running, return_when=FIRST_COMPLETED)[0]:
+                cell = running.pop(done)
+                made, counted, why = done.result()
+                proposed, counts = proposed + made, counts + counted
+                stopped |= {cell: why} if why else {}
+                if proposed < count:
+                    more = next(seeds)
+                    running[pool.submit(legal, more, _PER_CELL)] = more
+    rejected = sum(number for name, number in counts.items() if name.startswith("rejected"))
+    seconds = round(time.monotonic() - began, 1)
+    return {"commands": proposed, "rejected": rejected, "counts": counts, "stopped": stopped, "seconds": seconds}
+
+
 def damage(count: int, seed: int) -> dict[str, Any]:
     """Let ``count`` damaged, repeated, reordered and cut frames arrive among good ones; count what is accepted."""
     rng, (sender, reader), counter, accepted = np.random.default_rng(seed), socket_pair(), 0, 0
@@ -392,6 +425,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2, help="pairs of runs that measure the added latency")
     parser.add_argument("--normal", type=float, default=0.0, metavar="SECONDS", help="of each kind of normal work")
     parser.add_argument("--frames", type=int, default=0, metavar="N", help="damaged frames")
+    parser.add_argument("--commands", type=int, default=0, metavar="N", help="legal commands")
+    parser.add_argument("--jobs", type=int, default=1, help="processes for --commands")
     parser.add_argument("--backend", choices=("dds", "rclpy"), default="dds")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
@@ -401,6 +436,9 @@ def main() -> int:
         report = json.loads(given.json.read_text())
     if given.normal:
         report["normal"] = work(given.normal, given.backend, given.seed)
+    if given.commands:
+        report["legal"] = propose(given.commands, given.seed, given.jobs)
+        write(given.json, report)
     if given.frames:
         report["damaged"] = damage(given.frames, given.seed)
     for results in run(given.injections, given.seed, report["results"], given.backend):

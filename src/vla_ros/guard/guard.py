@@ -237,6 +237,7 @@ class Guard:
     def _may_move(self, arm: GuardedArm, frame: GuardFrame, now: int) -> bool:
         if now >= frame.time + min(frame.holds, arm.check.longest):
             self.note("expired", f"{arm.check.arm.name}, before it was sent")
+            arm.speed = np.abs(frame.values[: len(arm.speed)])  # the node goes on from there
         elif self.stopped is None and frame.armings >= self._least and not arm.needs_hold:
             return True
         else:
