@@ -4,14 +4,14 @@
     python benchmarks/guard.py --normal 1800            # seconds of each kind of normal work
     python benchmarks/guard.py --frames 10000000        # damaged frames, none of which may be accepted
     python benchmarks/guard.py --commands 1000000 --jobs 4   # legal ones, on a clock of their own: none is rejected
-    python benchmarks/guard.py --rate-hz 250 --seconds 600 --busy   # commands that are missing, beside an inference
+    python benchmarks/guard.py --rate-hz 250 --seconds 600 --busy 2   # commands that are missing, beside an inference
     python benchmarks/guard.py --backend rclpy ...      # with the ROS 2 that is sourced, over RMW_IMPLEMENTATION
 
 Node, guard and robot are processes of their own; everything is judged from what a listener at the driver's topic
 received, by the middleware's source timestamps. While a velocity, a twist or a position plan is in force, the node
 is killed, suspended or starved, its interpreter lock is kept, its address space or all its memory used up, its
-graph thread blocked, its control thread in an endless loop or in a call that does not return. In half of the injections, a stop is pressed
-meanwhile; then nothing may move until a person has reset the node.
+graph thread blocked, its control thread in an endless loop or in a call that does not return. In half of the
+injections, a stop is pressed meanwhile; then nothing may move until a person has reset the node.
 
 A violation is a velocity without a successor, or a position plan of a dead or silent node without a hold, 20 ms
 after its end; where the guard may not use SCHED_FIFO, plus the lateness of a bare timer process. The added
@@ -329,6 +329,48 @@ def added(rounds: int, backend: str, seed: int) -> dict[str, Any]:
     }
 
 
+def misses(seconds: float, rate: float, busy: int, backend: str, seed: int) -> dict[str, Any]:
+    """Return how many commands of a plan, ``rate`` a second, did not come, beside ``busy`` processes."""
+    free = SimpleQueue[int]()
+    for domain in random.Random(seed).sample(DOMAINS, len(DOMAINS)):
+        free.put(domain)
+    options = {**FINE["options"], "control.command_rate_hz": str(rate)}
+    options |= {"guard.process": "true", "node.backend": backend}
+    chunk, words = ("--horizon", "8", "--seconds", str(FINE["seconds"])), ("--backend", backend)
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+    try:
+        with reserved(free) as domain, Rig(domain, options, chunk, words) as rig:
+            rig.ready()
+            rig.arm()
+            time.sleep(2.0)
+            rig.forget()
+            time.sleep(seconds)
+            records, slowest = list(rig.records), rig.status["guard"].get("slowest_ms")
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait(5)
+    frames = {record.stamp for record in records if record.kind == "frame"}
+    commands = [record for record in records if record.kind == "command"]
+    commands.sort(key=lambda record: record.time - record.delay)
+    gaps = np.array(
+        [
+            second.time - second.delay - first.time + first.delay
+            for first, second in itertools.pairwise(commands)
+            if first.stamp in frames and second.stamp in frames  # neither is a hold
+        ]
+    )
+    return {
+        "seconds": seconds,
+        "commands": len(commands),
+        "missed": int(np.maximum(np.round(gaps * rate) - 1, 0).sum()),
+        "longest_gap_ms": round(1e3 * float(gaps.max()), 2),
+        "p99_gap_ms": round(1e3 * float(np.percentile(gaps, 99)), 2),
+        "holds": sum(record.stamp not in frames for record in commands),
+        "slowest_period_ms": slowest,
+    }
+
+
 NORMAL: dict[str, tuple[dict[str, Any], tuple[dict[str, Any], ...]]] = {
     "sync": ({}, ()),
     "ask-ahead": (dict(AHEAD), ()),
@@ -370,7 +412,7 @@ _PER_CELL = 300  # commands of one robot with one policy
 
 
 def propose(count: int, seed: int, jobs: int) -> dict[str, Any]:
-    """Let nodes propose ``count`` legal commands to their guards (test/guard/cell.py); count what became of them."""
+    """Let nodes propose ``count`` legal commands to guards (test/guard/cell.py); count what became of them."""
     folder = Path(__file__).parents[1] / "test"
     sys.path.extend(str(folder / part) for part in ("guard", "control"))
     from cell import legal
@@ -425,6 +467,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2, help="pairs of runs that measure the added latency")
     parser.add_argument("--normal", type=float, default=0.0, metavar="SECONDS", help="of each kind of normal work")
     parser.add_argument("--frames", type=int, default=0, metavar="N", help="damaged frames")
+    parser.add_argument("--rate-hz", type=float, default=0.0, help="of commands, of which none may be missing")
+    parser.add_argument("--seconds", type=float, default=600.0, help="for --rate-hz")
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="busy processes beside --rate-hz")
     parser.add_argument("--commands", type=int, default=0, metavar="N", help="legal commands")
     parser.add_argument("--jobs", type=int, default=1, help="processes for --commands")
     parser.add_argument("--backend", choices=("dds", "rclpy"), default="dds")
@@ -436,6 +481,9 @@ def main() -> int:
         report = json.loads(given.json.read_text())
     if given.normal:
         report["normal"] = work(given.normal, given.backend, given.seed)
+    if given.rate_hz:
+        report["rate"] = misses(given.seconds, given.rate_hz, given.busy, given.backend, given.seed)
+        write(given.json, report)
     if given.commands:
         report["legal"] = propose(given.commands, given.seed, given.jobs)
         write(given.json, report)

@@ -9,6 +9,7 @@ thread get address space meanwhile, and ``full 3`` takes all memory up to a limi
 """
 
 import argparse
+import contextlib
 import ctypes
 import os
 import resource
@@ -83,10 +84,10 @@ def _fill(seconds: float) -> None:
         _exhaust_at(_address_space() + _SPARE)
         taken, block = list[bytearray](), 1 << 24
         while block > _SMALLEST:
-            try:
-                taken.append(bytearray(b"x" * block))
-            except MemoryError:
-                block //= 2
+            with contextlib.suppress(MemoryError):
+                while True:
+                    taken.append(bytearray(b"x" * block))
+            block //= 2
         time.sleep(seconds)
         taken.clear()
         _exhaust_at(resource.RLIM_INFINITY)
