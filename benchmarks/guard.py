@@ -4,7 +4,7 @@
     python benchmarks/guard.py --normal 1800            # seconds of each kind of normal work
     python benchmarks/guard.py --frames 10000000        # damaged frames, none of which may be accepted
     python benchmarks/guard.py --commands 1000000 --jobs 4   # legal ones, on a clock of their own: none is rejected
-    python benchmarks/guard.py --rate-hz 250 --seconds 600 --busy 2   # commands that are missing, beside an inference
+    python benchmarks/guard.py --rate-hz 250 --seconds 600 --busy 2   # commands that are missing, on a busy machine
     python benchmarks/guard.py --backend rclpy ...      # with the ROS 2 that is sourced, over RMW_IMPLEMENTATION
 
 Node, guard and robot are processes of their own; everything is judged from what a listener at the driver's topic
@@ -106,6 +106,11 @@ def tick() -> None:
             due = time.monotonic()
 
 
+def burn(count: int) -> list[subprocess.Popen[bytes]]:
+    """Start processes that do nothing but keep a processor busy."""
+    return [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+
+
 def inject(rig: Rig, kind: str, seconds: float) -> float:
     """Cause a fault that lasts some seconds; return when it begins."""
     if kind in WORDS:
@@ -113,9 +118,7 @@ def inject(rig: Rig, kind: str, seconds: float) -> float:
         time.sleep(0.6)  # the plan that follows is in force
         return time.monotonic()
     if kind == "starved":
-        hogs = [
-            subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))
-        ]
+        hogs = burn(2 * len(os.sched_getaffinity(0)))
         for task in Path(f"/proc/{rig.node.process.pid}/task").iterdir():
             os.sched_setscheduler(int(task.name), os.SCHED_IDLE, os.sched_param(0))
 
@@ -295,8 +298,8 @@ def run(count: int, seed: int, done: list[dict[str, Any]], backend: str) -> Iter
         timer.close()
 
 
-def latencies(seconds: float, guard: bool, backend: str, seed: int) -> list[float]:
-    """Return the times from sending a frame to sending its command in milliseconds."""
+def latencies(seconds: float, guard: bool, backend: str, seed: int) -> tuple[list[float], bool]:
+    """Return the times from sending a frame to sending its command in milliseconds, and :func:`has_fifo`."""
     free = SimpleQueue[int]()
     for domain in random.Random(seed).sample(DOMAINS, len(DOMAINS)):
         free.put(domain)
@@ -307,10 +310,10 @@ def latencies(seconds: float, guard: bool, backend: str, seed: int) -> list[floa
         time.sleep(1.0)
         rig.forget()
         time.sleep(seconds)
-        records = list(rig.records)
+        records, fifo = list(rig.records), has_fifo(rig)
     sent = {record.stamp: record.time for record in records if record.kind == "frame"}
     commands = [record for record in records if record.kind == "command" and record.stamp in sent]
-    return [1e3 * (command.time - command.delay - sent[command.stamp]) for command in commands]
+    return [1e3 * (command.time - command.delay - sent[command.stamp]) for command in commands], fifo
 
 
 def added(rounds: int, backend: str, seed: int) -> dict[str, Any]:
@@ -318,10 +321,12 @@ def added(rounds: int, backend: str, seed: int) -> dict[str, Any]:
     times: dict[bool, list[float]] = {False: [], True: []}
     for number in range(2 * rounds):
         guard = bool(number % 2)
-        times[guard] += latencies(15.0, guard, backend, seed + number)
+        some, fifo = latencies(15.0, guard, backend, seed + number)
+        times[guard] += some
     without, with_one = (np.percentile(times[guard], [50, 99]) for guard in (False, True))
     return {
         "commands": {"without": len(times[False]), "with": len(times[True])},
+        "fifo": fifo,
         "p50_ms": {"without": round(without[0], 3), "with": round(with_one[0], 3)},
         "p99_ms": {"without": round(without[1], 3), "with": round(with_one[1], 3)},
         "p50_added_ms": round(with_one[0] - without[0], 3),
@@ -337,7 +342,7 @@ def misses(seconds: float, rate: float, busy: int, backend: str, seed: int) -> d
     options = {**FINE["options"], "control.command_rate_hz": str(rate)}
     options |= {"guard.process": "true", "node.backend": backend}
     chunk, words = ("--horizon", "8", "--seconds", str(FINE["seconds"])), ("--backend", backend)
-    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+    hogs = burn(busy)
     try:
         with reserved(free) as domain, Rig(domain, options, chunk, words) as rig:
             rig.ready()
