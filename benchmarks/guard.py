@@ -416,8 +416,11 @@ def work(seconds: float, backend: str, seed: int) -> dict[str, Any]:
 _PER_CELL = 300  # commands of one robot with one policy
 
 
-def propose(count: int, seed: int, jobs: int) -> dict[str, Any]:
-    """Let nodes propose ``count`` legal commands to guards (test/guard/cell.py); count what became of them."""
+def propose(count: int, limit: float, seed: int, jobs: int) -> dict[str, Any]:
+    """Let nodes propose ``count`` legal commands to guards (test/guard/cell.py); count what became of them.
+
+    It ends after ``limit`` seconds, if there are fewer then.
+    """
     folder = Path(__file__).parents[1] / "test"
     sys.path.extend(str(folder / part) for part in ("guard", "control"))
     from cell import legal
@@ -432,7 +435,7 @@ def propose(count: int, seed: int, jobs: int) -> dict[str, Any]:
                 made, counted, why = done.result()
                 proposed, counts = proposed + made, counts + counted
                 stopped |= {cell: why} if why else {}
-                if proposed < count:
+                if proposed < count and time.monotonic() - began < limit:
                     more = next(seeds)
                     running[pool.submit(legal, more, _PER_CELL)] = more
     rejected = sum(number for name, number in counts.items() if name.startswith("rejected"))
@@ -476,6 +479,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="for --rate-hz")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="busy processes beside --rate-hz")
     parser.add_argument("--commands", type=int, default=0, metavar="N", help="legal commands")
+    parser.add_argument("--limit", type=float, default=math.inf, metavar="SECONDS", help="for --commands")
     parser.add_argument("--jobs", type=int, default=1, help="processes for --commands")
     parser.add_argument("--backend", choices=("dds", "rclpy"), default="dds")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -490,7 +494,7 @@ def main() -> int:
         report["rate"] = misses(given.seconds, given.rate_hz, given.busy, given.backend, given.seed)
         write(given.json, report)
     if given.commands:
-        report["legal"] = propose(given.commands, given.seed, given.jobs)
+        report["legal"] = propose(given.commands, given.limit, given.seed, given.jobs)
         write(given.json, report)
     if given.frames:
         report["damaged"] = damage(given.frames, given.seed)
