@@ -65,6 +65,7 @@ _BEGINS = 0.3  # s after which a fault that the policy causes has begun
 _KILLED = 0.1  # s from the end of the node to the hold
 _SILENT = {"killed": 0.0, "suspended": 0.0, "lock": _BEGINS, "endless": _BEGINS, "never": _BEGINS}
 """Faults that silence the control thread, and after how many seconds."""
+_GUARD_ENDS = 1.5  # s after its node
 _WATCHED = 1.0  # s after the node has come back
 _POSITIONS = {"options": {"control.rate_hz": "10.0", "control.schedule": "sync"}}
 PLANS: dict[str, dict[str, Any]] = {"velocity": dict(VELOCITY), "twist": dict(SERVO), "positions": _POSITIONS}
@@ -226,7 +227,7 @@ def one(
     if stopped is not None:  # the robot may be busy before it follows the order
         stopped = next(each.time for each in reversed(rig.records) if each.kind == "mark" and "stop" in each.name)
     found, slowest = judge(list(ear.heard), plan, kind, began, stopped, until, allowed)
-    if stopped is not None and rig.status.get("state") != "stopped":
+    if stopped is not None and kind != "full" and rig.status.get("state") != "stopped":
         rig.wait(lambda: rig.status.get("state") == "stopped", "stop")
     bring_back(rig, kind)
     return {
@@ -245,13 +246,12 @@ def bring_back(rig: Rig, kind: str) -> None:
 
     Fast DDS may repeat a stop that the node missed three seconds later, so that it has to be reset once more.
     """
-    if kind == "full" and rig.node.alive:
-        rig.node.signal("SIGKILL")
+    rig.order(do="instruct", text="wave")  # which a node that starts gets, too
     if kind == "full" or not rig.node.alive:
-        rig.node.end()
+        rig.node.end("SIGKILL")
+        time.sleep(_GUARD_ENDS)
         rig.start_node()
         rig.ready()
-    rig.order(do="instruct", text="wave")
     began, deadline = time.monotonic(), time.monotonic() + 100.0
     while not (rig.motions and rig.motions[-1].time > began):
         state = rig.status.get("state")
@@ -267,7 +267,9 @@ def has_fifo(rig: Rig) -> bool:
     return "SCHED_FIFO" not in rig.log.read_text(encoding="utf-8", errors="replace")
 
 
-def run(count: int, seed: int, done: list[dict[str, Any]], backend: str) -> Iterator[list[dict[str, Any]]]:
+def run(
+    count: int, seed: int, done: list[dict[str, Any]], backend: str, kinds: Sequence[str] = KINDS
+) -> Iterator[list[dict[str, Any]]]:
     """Inject until there are ``count`` results; yield all results after each."""
     free = SimpleQueue[int]()
     for domain in random.Random(seed).sample(DOMAINS, len(DOMAINS)):
@@ -286,7 +288,7 @@ def run(count: int, seed: int, done: list[dict[str, Any]], backend: str) -> Iter
                 fifo, ear = has_fifo(rig), Listener(domain, backend, plan)
                 stack.callback(ear.close)
                 for _ in range(min(_PER_RIG, count - number)):
-                    kind = KINDS[len(done) % len(KINDS)]
+                    kind = kinds[len(done) % len(kinds)]
                     try:
                         done.append({**one(rig, ear, plan, kind, rng, timer, fifo), "fifo": fifo})
                     except Exception as error:
@@ -471,6 +473,7 @@ def main() -> int:
         tick()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--injections", type=int, default=0, metavar="N")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of injections")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2, help="pairs of runs that measure the added latency")
     parser.add_argument("--normal", type=float, default=0.0, metavar="SECONDS", help="of each kind of normal work")
@@ -498,7 +501,7 @@ def main() -> int:
         write(given.json, report)
     if given.frames:
         report["damaged"] = damage(given.frames, given.seed)
-    for results in run(given.injections, given.seed, report["results"], given.backend):
+    for results in run(given.injections, given.seed, report["results"], given.backend, given.kinds):
         report |= summary(results)
         print(len(results), results[-1], flush=True)
         write(given.json, report)

@@ -125,7 +125,7 @@ class Cell:
         own["control.delta_from"] = str(rng.choice(["measured", "commanded"]))
         if robot == "demo":
             own["control.output"] = output = str(rng.choice(POSITIONS + VELOCITIES))
-            if rng.random() < 0.5 or output not in POSITIONS:
+            if rng.random() < 0.5 or output not in POSITIONS[:3]:
                 own |= {"robot.gripper_joint_names": [], "gripper.mode": "none"}
             own["limits.joint_margin"] = 0.02
             motions.append(["joint_velocity[1]"])
