@@ -258,7 +258,8 @@ class Cell:
             if contested or len(self._fresh) < len(self.config.arms):
                 raise LookupError
             action = self._wild * 0.1 * self.rng.normal(size=self._size)
-            between = int(self.rng.choice([1, 1, 4])) if period >= 0.05 else 1
+            fine = period >= 0.02 and self.config.arms[0].output not in VELOCITIES
+            between = int(self.rng.choice([1, 1, 4])) if fine else 1
             commands = self.node.command(action, self._fresh, self.now, period)
             if between > 1:
                 commands = self.node.interpolate(self._fresh, period / between, period, period / between)
