@@ -180,24 +180,36 @@ class Listener:
         self._graph.close()
 
 
-def _ends(plan: str, kind: str, since: float) -> float:
-    """Return for how long a position may be in force that was sent ``since`` seconds before a fault."""
-    if kind not in _SILENT:
-        return math.inf  # the node goes on saying that the arm rests
+def _ends(plan: str, kind: str, since: float, seconds: float) -> float:
+    """Return for how long a position may be in force that was sent ``since`` seconds before a fault.
+
+    A node that is back within ``seconds``, before its rest has lapsed, goes on saying that the arm rests.
+    """
+    if kind not in _SILENT or (kind != "killed" and seconds < _RESTS[plan]):
+        return math.inf
     return max(0.0, since + _SILENT[kind]) + (_KILLED if kind == "killed" else _RESTS[plan])
 
 
 def judge(
-    heard: Sequence[Heard], plan: str, kind: str, began: float, stopped: float | None, until: float, allowed: float
+    heard: Sequence[Heard],
+    plan: str,
+    fault: tuple[str, float, float],
+    stopped: float | None,
+    until: float,
+    allowed: float,
 ) -> tuple[list[str], float]:
-    """Return the violations of one injection, and the latest end of a motion after its own end, in seconds."""
+    """Return the violations of one injection, and the latest end of a motion after its own end, in seconds.
+
+    ``fault`` is its kind, when it began, and how many seconds it lasted.
+    """
+    kind, began, seconds = fault
     commands = sorted(heard, key=lambda each: each.sent)
     found, slowest = list[str](), 0.0
     for command, after in zip_longest(commands, commands[1:]):
         if not command.moves or command.sent > until:
             continue
         stood = (after.sent if after else until) - command.sent
-        ends = _LIFETIME if plan != "positions" else _ends(plan, kind, began - command.sent)
+        ends = _LIFETIME if plan != "positions" else _ends(plan, kind, began - command.sent, seconds)
         slowest = max(slowest, stood - ends)
         if stood > ends + allowed:
             found.append(f"{plan} stood for {stood:.3f} s, allowed {ends:.3f} s and {1e3 * allowed:.0f} ms")
@@ -226,7 +238,7 @@ def one(
     allowed = ENDS_WITHIN + (0.0 if fifo else timer.late)
     if stopped is not None:  # the robot may be busy before it follows the order
         stopped = next(each.time for each in reversed(rig.records) if each.kind == "mark" and "stop" in each.name)
-    found, slowest = judge(list(ear.heard), plan, kind, began, stopped, until, allowed)
+    found, slowest = judge(list(ear.heard), plan, (kind, began, seconds), stopped, until, allowed)
     if stopped is not None and kind != "full" and rig.status.get("state") != "stopped":
         rig.wait(lambda: rig.status.get("state") == "stopped", "stop")
     bring_back(rig, kind)
