@@ -3,13 +3,15 @@
     python benchmarks/guard.py --injections 1000 --seed 1 --json guard.json   # resumes where the file ends
     python benchmarks/guard.py --normal 1800            # seconds of each kind of normal work
     python benchmarks/guard.py --frames 10000000        # damaged frames, none of which may be accepted
+    python benchmarks/guard.py --commands 1000000 --jobs 4   # legal ones, on a clock of their own: none is rejected
+    python benchmarks/guard.py --rate-hz 250 --seconds 600 --busy 2   # commands that are missing, on a busy machine
     python benchmarks/guard.py --backend rclpy ...      # with the ROS 2 that is sourced, over RMW_IMPLEMENTATION
 
 Node, guard and robot are processes of their own; everything is judged from what a listener at the driver's topic
 received, by the middleware's source timestamps. While a velocity, a twist or a position plan is in force, the node
-is killed, suspended or starved, its interpreter lock is kept, its memory exhausted, its graph thread blocked, its
-control thread in an endless loop or in a call that does not return. In half of the injections, a stop is pressed
-meanwhile; then nothing may move until a person has reset the node.
+is killed, suspended or starved, its interpreter lock is kept, its address space or all its memory used up, its
+graph thread blocked, its control thread in an endless loop or in a call that does not return. In half of the
+injections, a stop is pressed meanwhile; then nothing may move until a person has reset the node.
 
 A violation is a velocity without a successor, or a position plan of a dead or silent node without a hold, 20 ms
 after its end; where the guard may not use SCHED_FIFO, plus the lateness of a bare timer process. The added
@@ -17,6 +19,7 @@ latency is that from a frame to its command, with a guard and without.
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -29,6 +32,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -47,7 +51,7 @@ from tools.faults.setups import AHEAD, FINE, SERVO, VELOCITY
 from vla_ros.errors import VlaRosError
 from vla_ros.graph import open_graph
 from vla_ros.graph.origin import Origin
-from vla_ros.guard.channel import Reader
+from vla_ros.guard.channel import socket_pair
 from vla_ros.guard.frames import DamagedError, GuardFrame, Kind, packet_of
 
 ENDS_WITHIN = 0.02
@@ -61,10 +65,11 @@ _BEGINS = 0.3  # s after which a fault that the policy causes has begun
 _KILLED = 0.1  # s from the end of the node to the hold
 _SILENT = {"killed": 0.0, "suspended": 0.0, "lock": _BEGINS, "endless": _BEGINS, "never": _BEGINS}
 """Faults that silence the control thread, and after how many seconds."""
+_GUARD_ENDS = 1.5  # s after its node
 _WATCHED = 1.0  # s after the node has come back
 _POSITIONS = {"options": {"control.rate_hz": "10.0", "control.schedule": "sync"}}
 PLANS: dict[str, dict[str, Any]] = {"velocity": dict(VELOCITY), "twist": dict(SERVO), "positions": _POSITIONS}
-WORDS = ("lock", "graph", "endless", "never", "memory")
+WORDS = ("lock", "graph", "endless", "never", "memory", "full")
 KINDS = ("killed", "suspended", "starved", *WORDS)
 _CHUNK = ("--horizon", "8", "--seconds", "0.05")
 _TOPIC = "/arm/joint_command"
@@ -102,6 +107,11 @@ def tick() -> None:
             due = time.monotonic()
 
 
+def burn(count: int) -> list[subprocess.Popen[bytes]]:
+    """Start processes that do nothing but keep a processor busy."""
+    return [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+
+
 def inject(rig: Rig, kind: str, seconds: float) -> float:
     """Cause a fault that lasts some seconds; return when it begins."""
     if kind in WORDS:
@@ -109,9 +119,7 @@ def inject(rig: Rig, kind: str, seconds: float) -> float:
         time.sleep(0.6)  # the plan that follows is in force
         return time.monotonic()
     if kind == "starved":
-        hogs = [
-            subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))
-        ]
+        hogs = burn(2 * len(os.sched_getaffinity(0)))
         for task in Path(f"/proc/{rig.node.process.pid}/task").iterdir():
             os.sched_setscheduler(int(task.name), os.SCHED_IDLE, os.sched_param(0))
 
@@ -172,24 +180,36 @@ class Listener:
         self._graph.close()
 
 
-def _ends(plan: str, kind: str, since: float) -> float:
-    """Return for how long a position may be in force that was sent ``since`` seconds before a fault."""
-    if kind not in _SILENT:
-        return math.inf  # the node goes on saying that the arm rests
+def _ends(plan: str, kind: str, since: float, seconds: float) -> float:
+    """Return for how long a position may be in force that was sent ``since`` seconds before a fault.
+
+    A node that is back within ``seconds``, before its rest has lapsed, goes on saying that the arm rests.
+    """
+    if kind not in _SILENT or (kind != "killed" and seconds < _RESTS[plan]):
+        return math.inf
     return max(0.0, since + _SILENT[kind]) + (_KILLED if kind == "killed" else _RESTS[plan])
 
 
 def judge(
-    heard: Sequence[Heard], plan: str, kind: str, began: float, stopped: float | None, until: float, allowed: float
+    heard: Sequence[Heard],
+    plan: str,
+    fault: tuple[str, float, float],
+    stopped: float | None,
+    until: float,
+    allowed: float,
 ) -> tuple[list[str], float]:
-    """Return the violations of one injection, and the latest end of a motion after its own end, in seconds."""
+    """Return the violations of one injection, and the latest end of a motion after its own end, in seconds.
+
+    ``fault`` is its kind, when it began, and how many seconds it lasted.
+    """
+    kind, began, seconds = fault
     commands = sorted(heard, key=lambda each: each.sent)
     found, slowest = list[str](), 0.0
     for command, after in zip_longest(commands, commands[1:]):
         if not command.moves or command.sent > until:
             continue
         stood = (after.sent if after else until) - command.sent
-        ends = _LIFETIME if plan != "positions" else _ends(plan, kind, began - command.sent)
+        ends = _LIFETIME if plan != "positions" else _ends(plan, kind, began - command.sent, seconds)
         slowest = max(slowest, stood - ends)
         if stood > ends + allowed:
             found.append(f"{plan} stood for {stood:.3f} s, allowed {ends:.3f} s and {1e3 * allowed:.0f} ms")
@@ -218,8 +238,8 @@ def one(
     allowed = ENDS_WITHIN + (0.0 if fifo else timer.late)
     if stopped is not None:  # the robot may be busy before it follows the order
         stopped = next(each.time for each in reversed(rig.records) if each.kind == "mark" and "stop" in each.name)
-    found, slowest = judge(list(ear.heard), plan, kind, began, stopped, until, allowed)
-    if stopped is not None and rig.status.get("state") != "stopped":
+    found, slowest = judge(list(ear.heard), plan, (kind, began, seconds), stopped, until, allowed)
+    if stopped is not None and kind != "full" and rig.status.get("state") != "stopped":
         rig.wait(lambda: rig.status.get("state") == "stopped", "stop")
     bring_back(rig, kind)
     return {
@@ -234,15 +254,16 @@ def one(
 
 
 def bring_back(rig: Rig, kind: str) -> None:
-    """Start a node that has died, reset one that was stopped, and arm it.
+    """Start a node that has died, reset one that was stopped, and arm it; one without memory has to be replaced.
 
     Fast DDS may repeat a stop that the node missed three seconds later, so that it has to be reset once more.
     """
-    if not rig.node.alive:
-        rig.node.end()
+    rig.order(do="instruct", text="wave")  # which a node that starts gets, too
+    if kind == "full" or not rig.node.alive:
+        rig.node.end("SIGKILL")
+        time.sleep(_GUARD_ENDS)
         rig.start_node()
         rig.ready()
-    rig.order(do="instruct", text="wave")
     began, deadline = time.monotonic(), time.monotonic() + 100.0
     while not (rig.motions and rig.motions[-1].time > began):
         state = rig.status.get("state")
@@ -258,7 +279,9 @@ def has_fifo(rig: Rig) -> bool:
     return "SCHED_FIFO" not in rig.log.read_text(encoding="utf-8", errors="replace")
 
 
-def run(count: int, seed: int, done: list[dict[str, Any]], backend: str) -> Iterator[list[dict[str, Any]]]:
+def run(
+    count: int, seed: int, done: list[dict[str, Any]], backend: str, kinds: Sequence[str] = KINDS
+) -> Iterator[list[dict[str, Any]]]:
     """Inject until there are ``count`` results; yield all results after each."""
     free = SimpleQueue[int]()
     for domain in random.Random(seed).sample(DOMAINS, len(DOMAINS)):
@@ -277,7 +300,7 @@ def run(count: int, seed: int, done: list[dict[str, Any]], backend: str) -> Iter
                 fifo, ear = has_fifo(rig), Listener(domain, backend, plan)
                 stack.callback(ear.close)
                 for _ in range(min(_PER_RIG, count - number)):
-                    kind = KINDS[len(done) % len(KINDS)]
+                    kind = kinds[len(done) % len(kinds)]
                     try:
                         done.append({**one(rig, ear, plan, kind, rng, timer, fifo), "fifo": fifo})
                     except Exception as error:
@@ -289,8 +312,8 @@ def run(count: int, seed: int, done: list[dict[str, Any]], backend: str) -> Iter
         timer.close()
 
 
-def latencies(seconds: float, guard: bool, backend: str, seed: int) -> list[float]:
-    """Return the times from sending a frame to sending its command in milliseconds."""
+def latencies(seconds: float, guard: bool, backend: str, seed: int) -> tuple[list[float], bool]:
+    """Return the times from sending a frame to sending its command in milliseconds, and :func:`has_fifo`."""
     free = SimpleQueue[int]()
     for domain in random.Random(seed).sample(DOMAINS, len(DOMAINS)):
         free.put(domain)
@@ -301,10 +324,10 @@ def latencies(seconds: float, guard: bool, backend: str, seed: int) -> list[floa
         time.sleep(1.0)
         rig.forget()
         time.sleep(seconds)
-        records = list(rig.records)
+        records, fifo = list(rig.records), has_fifo(rig)
     sent = {record.stamp: record.time for record in records if record.kind == "frame"}
     commands = [record for record in records if record.kind == "command" and record.stamp in sent]
-    return [1e3 * (command.time - command.delay - sent[command.stamp]) for command in commands]
+    return [1e3 * (command.time - command.delay - sent[command.stamp]) for command in commands], fifo
 
 
 def added(rounds: int, backend: str, seed: int) -> dict[str, Any]:
@@ -312,14 +335,58 @@ def added(rounds: int, backend: str, seed: int) -> dict[str, Any]:
     times: dict[bool, list[float]] = {False: [], True: []}
     for number in range(2 * rounds):
         guard = bool(number % 2)
-        times[guard] += latencies(15.0, guard, backend, seed + number)
+        some, fifo = latencies(15.0, guard, backend, seed + number)
+        times[guard] += some
     without, with_one = (np.percentile(times[guard], [50, 99]) for guard in (False, True))
     return {
         "commands": {"without": len(times[False]), "with": len(times[True])},
+        "fifo": fifo,
         "p50_ms": {"without": round(without[0], 3), "with": round(with_one[0], 3)},
         "p99_ms": {"without": round(without[1], 3), "with": round(with_one[1], 3)},
         "p50_added_ms": round(with_one[0] - without[0], 3),
         "p99_added_ms": round(with_one[1] - without[1], 3),
+    }
+
+
+def misses(seconds: float, rate: float, busy: int, backend: str, seed: int) -> dict[str, Any]:
+    """Return how many commands of a plan, ``rate`` a second, did not come, beside ``busy`` processes."""
+    free = SimpleQueue[int]()
+    for domain in random.Random(seed).sample(DOMAINS, len(DOMAINS)):
+        free.put(domain)
+    options = {**FINE["options"], "control.command_rate_hz": str(rate)}
+    options |= {"guard.process": "true", "node.backend": backend}
+    chunk, words = ("--horizon", "8", "--seconds", str(FINE["seconds"])), ("--backend", backend)
+    hogs = burn(busy)
+    try:
+        with reserved(free) as domain, Rig(domain, options, chunk, words) as rig:
+            rig.ready()
+            rig.arm()
+            time.sleep(2.0)
+            rig.forget()
+            time.sleep(seconds)
+            records, slowest = list(rig.records), rig.status["guard"].get("slowest_ms")
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait(5)
+    frames = {record.stamp for record in records if record.kind == "frame"}
+    commands = [record for record in records if record.kind == "command"]
+    commands.sort(key=lambda record: record.time - record.delay)
+    gaps = np.array(
+        [
+            second.time - second.delay - first.time + first.delay
+            for first, second in itertools.pairwise(commands)
+            if first.stamp in frames and second.stamp in frames  # neither is a hold
+        ]
+    )
+    return {
+        "seconds": seconds,
+        "commands": len(commands),
+        "missed": int(np.maximum(np.round(gaps * rate) - 1, 0).sum()),
+        "longest_gap_ms": round(1e3 * float(gaps.max()), 2),
+        "p99_gap_ms": round(1e3 * float(np.percentile(gaps, 99)), 2),
+        "holds": sum(record.stamp not in frames for record in commands),
+        "slowest_period_ms": slowest,
     }
 
 
@@ -360,9 +427,39 @@ def work(seconds: float, backend: str, seed: int) -> dict[str, Any]:
     return found
 
 
+_PER_CELL = 300  # commands of one robot with one policy
+
+
+def propose(count: int, limit: float, seed: int, jobs: int) -> dict[str, Any]:
+    """Let nodes propose ``count`` legal commands to guards (test/guard/cell.py); count what became of them.
+
+    It ends after ``limit`` seconds, if there are fewer then.
+    """
+    folder = Path(__file__).parents[1] / "test"
+    sys.path.extend(str(folder / part) for part in ("guard", "control"))
+    from cell import legal
+
+    proposed, counts, stopped, began = 0, Counter[str](), dict[int, str](), time.monotonic()
+    with ProcessPoolExecutor(jobs) as pool:
+        seeds = itertools.count(seed * 10_000_000)
+        running = {pool.submit(legal, each, _PER_CELL): each for each in itertools.islice(seeds, 2 * jobs)}
+        while running:
+            for done in wait(running, return_when=FIRST_COMPLETED)[0]:
+                cell = running.pop(done)
+                made, counted, why = done.result()
+                proposed, counts = proposed + made, counts + counted
+                stopped |= {cell: why} if why else {}
+                if proposed < count and time.monotonic() - began < limit:
+                    more = next(seeds)
+                    running[pool.submit(legal, more, _PER_CELL)] = more
+    rejected = sum(number for name, number in counts.items() if name.startswith("rejected"))
+    seconds = round(time.monotonic() - began, 1)
+    return {"commands": proposed, "rejected": rejected, "counts": counts, "stopped": stopped, "seconds": seconds}
+
+
 def damage(count: int, seed: int) -> dict[str, Any]:
     """Let ``count`` damaged, repeated, reordered and cut frames arrive among good ones; count what is accepted."""
-    rng, reader, counter, accepted = np.random.default_rng(seed), Reader(), 0, 0
+    rng, (sender, reader), counter, accepted = np.random.default_rng(seed), socket_pair(), 0, 0
     good = old = b""
     for number in range(count):
         if number % 64 == 0:
@@ -378,6 +475,8 @@ def damage(count: int, seed: int) -> dict[str, Any]:
         else:
             packet = bytearray(good if how == 4 or not old else old)
         accepted += not isinstance(reader.read(bytes(packet)), DamagedError)
+    sender.close()
+    reader.close()
     return {"frames": count, "accepted": accepted, "crc32": zlib.crc32(good)}
 
 
@@ -386,10 +485,17 @@ def main() -> int:
         tick()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--injections", type=int, default=0, metavar="N")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of injections")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2, help="pairs of runs that measure the added latency")
     parser.add_argument("--normal", type=float, default=0.0, metavar="SECONDS", help="of each kind of normal work")
     parser.add_argument("--frames", type=int, default=0, metavar="N", help="damaged frames")
+    parser.add_argument("--rate-hz", type=float, default=0.0, help="of commands, of which none may be missing")
+    parser.add_argument("--seconds", type=float, default=600.0, help="for --rate-hz")
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="busy processes beside --rate-hz")
+    parser.add_argument("--commands", type=int, default=0, metavar="N", help="legal commands")
+    parser.add_argument("--limit", type=float, default=math.inf, metavar="SECONDS", help="for --commands")
+    parser.add_argument("--jobs", type=int, default=1, help="processes for --commands")
     parser.add_argument("--backend", choices=("dds", "rclpy"), default="dds")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
@@ -399,9 +505,15 @@ def main() -> int:
         report = json.loads(given.json.read_text())
     if given.normal:
         report["normal"] = work(given.normal, given.backend, given.seed)
+    if given.rate_hz:
+        report["rate"] = misses(given.seconds, given.rate_hz, given.busy, given.backend, given.seed)
+        write(given.json, report)
+    if given.commands:
+        report["legal"] = propose(given.commands, given.limit, given.seed, given.jobs)
+        write(given.json, report)
     if given.frames:
         report["damaged"] = damage(given.frames, given.seed)
-    for results in run(given.injections, given.seed, report["results"], given.backend):
+    for results in run(given.injections, given.seed, report["results"], given.backend, given.kinds):
         report |= summary(results)
         print(len(results), results[-1], flush=True)
         write(given.json, report)

@@ -10,7 +10,7 @@ import sys, time
 from vla_ros.process import Printing
 printing, lost = Printing(), 0
 for number in range({LINES}):
-    if printing.has_room:
+    if printing.has_room():
         print(f"line {{number:09d}} " + "x" * 80, file=sys.stderr, flush=True)
     else:
         lost += 1

@@ -116,8 +116,8 @@ class Printing:
         os.close(read)
         os.close(write)
 
-    @property
-    def has_room(self) -> bool:
+    @staticmethod
+    def has_room() -> bool:
         """False while a line could get lost."""
         return bool(select.select([], [2], [], 0)[1])
 

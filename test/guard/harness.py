@@ -7,16 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.config import Config
-from vla_ros.contract.binding import make_arms
+from vla_ros.config import Config, LiveConfig
 from vla_ros.control.command import Command
 from vla_ros.errors import VlaRosError
-from vla_ros.guard.arm import guarded_arm
-from vla_ros.guard.checks import ArmCheck
 from vla_ros.guard.frames import GuardFrame, Kind
 from vla_ros.guard.guard import Guard
-from vla_ros.guard.process import parse_options
-from vla_ros.node.guard_client import frame_of
+from vla_ros.node.guard_client import frame_of, options_text
 from vla_ros.types import JointState
 
 MILLISECOND = 1_000_000
@@ -29,22 +25,14 @@ class Harness:
         now: Nanoseconds of the clock.
         sent: What the drivers got, and when.
         events: What the node was told.
-        config: The options that an OPTIONS packet would bring.
     """
 
     def __init__(self, config: Config) -> None:
-        self.config, self.now = config, 1_000_000_000_000
+        self.now = 1_000_000_000_000
         self.sent: list[tuple[int, Command]] = []
         self.events: list[tuple[str, str]] = []
         self.writes_fail = False
-        arms = [
-            guarded_arm(config, ArmCheck(config, index, arm.kinematics))
-            for index, arm in enumerate(make_arms(config).values())
-        ]
-        self.guard = Guard(config, arms, self._send, self._tell, self._read, lambda: None)
-
-    def _read(self, text: str) -> Config:
-        return parse_options(text) if text else self.config
+        self.guard = Guard(LiveConfig(config), self._send, self._tell, lambda: None)
 
     def _send(self, command: Command) -> None:
         if self.writes_fail:
@@ -65,6 +53,10 @@ class Harness:
         self.guard.joints(topic, state, publisher, self.now, stamped=True)
         self.guard.look(self.now)
 
+    def configure(self, config: Config) -> None:
+        """Let the packet of changed options arrive."""
+        self.guard.take([GuardFrame(Kind.OPTIONS, text=options_text(config, str))], self.now)
+
     def propose(self, command: Command, fingers: tuple[str, ...] = (), **fields: Any) -> None:
         self.take(frame_of(command, 0, fingers), **fields)
 
@@ -77,12 +69,11 @@ class Harness:
         self.take(GuardFrame(kind), **fields)
 
     def wait(self, seconds: float) -> None:
-        """Let time pass; the guard looks every millisecond at most, as its loop does."""
+        """Let time pass; the guard looks as often as its loop does."""
         until = self.now + round(seconds * 1e9)
         while self.now < until:
             due = self.guard.due(self.now)
-            step = until if due is None else min(until, max(due, self.now + MILLISECOND // 10))
-            self.now = step
+            self.now = min(until, max(due, self.now + MILLISECOND // 10))
             self.guard.look(self.now)
 
 

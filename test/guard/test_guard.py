@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from vla_ros.control.command import Command
 from vla_ros.control.reasons import Reason
-from vla_ros.guard.frames import DamagedError, GuardFrame, Kind
+from vla_ros.guard.channel import socket_pair
+from vla_ros.guard.frames import DamagedError, GuardFrame, Kind, packet_of
 from vla_ros.guard.guard import SOON
 from vla_ros.node.guard_client import _HOLDS
 
@@ -279,6 +280,30 @@ WRONG = {
 }
 
 
+NAMED = ["damaged", "repeated", "reordered", "unknown"]
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_frame_that_is_none_of_the_nodes_is_rejected_counted_and_named(name: str) -> None:
+    guard, (ours, theirs) = position_arm(), socket_pair()
+    frame = replace(motion(HOME, guard.now), arm=int(name == "unknown"), time=guard.now, holds=10**9)
+    good = packet_of(frame, counter=2)
+    packets = {
+        "damaged": good[:-1] + b"?",
+        "repeated": good,
+        "reordered": packet_of(frame, counter=1),
+        "unknown": good,
+    }
+    for packet in [good, packets[name]] if name != "unknown" else [good]:
+        ours.send(packet)
+    guard.guard.take(theirs.frames(), guard.now)
+    assert guard.guard.counts[f"rejected_{name}"] == 1
+    assert guard.guard.stopped is not None
+    assert guard.guard.stopped[1].startswith(name)
+    for end in (ours, theirs):
+        end.close()
+
+
 @pytest.mark.parametrize("what", list(WRONG))
 def test_what_is_wrong_is_rejected_by_name_and_stops_the_arm(what: str) -> None:
     guard = position_arm()
@@ -418,6 +443,7 @@ def test_a_motion_that_may_be_legal_is_dropped_and_held_but_no_reason_to_stop(wh
     move(guard, HOME, guard.now)
     UNSURE[what](guard)
     assert guard.happened("dropped") == 1, "the node is told once, and holds"
+    assert guard.guard.counts["dropped_late" if what == "late" else "dropped_unknown"] == 1
     measure(guard, HOME)
     guard.wait(0.05)
     assert [command.hold for command in guard.commands] == [False, True]
@@ -474,6 +500,20 @@ def test_a_velocity_that_has_expired_is_not_sent(output: str) -> None:
     guard.take(motion(numbers, guard.now, kind), holds=100_000_000, time=guard.now - 100_000_000)
     guard.wait(0.1)
     assert (len(guard.sent), guard.happened("expired"), guard.guard.stopped) == (0, 1, None)
+
+
+def test_a_velocity_that_has_expired_counts_for_the_acceleration_of_the_next() -> None:
+    """It was delayed on its way; the node goes on from its speed."""
+    options = {"robot": {"gripper_joint_names": []}, "gripper": {"mode": "none"}}
+    control, limits = RATE | {"output": "joint_velocity"}, {"max_joint_acceleration": 0.5}
+    guard = Harness(configure(**options, control=control, limits=limits, timeouts={"velocity": 2.0}))
+    for speed in (0.05, 0.1, 0.15, 0.2):  # at most 0.1 rad/s faster than the last
+        guard.wait(0.3)
+        late = 200_000_000 if 0.05 < speed < 0.2 else 0
+        drive(guard, speed, time=guard.now - late, holds=100_000_000)
+    assert (len(guard.sent), guard.guard.stopped) == (3, None), "two motions, and the end of the first"
+    drive(guard, 0.35)
+    assert guard.guard.stopped is not None
 
 
 @pytest.mark.parametrize("output", ["joint_velocity", "twist_stamped"])

@@ -193,6 +193,16 @@ def test_a_control_thread_that_hangs_is_ended_by_the_guard(robot, inside) -> Non
     assert robot.status["state"] == "armed", "the arm goes on after a hold of the node"
 
 
+def test_the_kernel_ends_a_node_before_its_guard_where_memory_runs_out(robot, start) -> None:
+    node = start("-p", GUARDED)
+    robot.until(lambda: robot.status.get("guard", {}).get("state") == "holding", robot.send_joints)
+    guard = guard_of(node.process.pid)
+    if "oom_score_adj" in node.log.read_text():
+        pytest.skip("a process may not lower its oom_score_adj here")
+    scores = [int(Path(f"/proc/{each}/oom_score").read_text()) for each in (node.process.pid, guard)]
+    assert scores[0] > scores[1]
+
+
 def test_a_heartbeat_can_be_checked_from_outside(robot, inside) -> None:
     beats = hear(robot, "std_msgs/msg/UInt32MultiArray", "/vla_policy/guard_heartbeat")
     inside(GUARDED)

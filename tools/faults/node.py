@@ -5,10 +5,11 @@ steps; ``carry`` as well, with the gripper closed; ``meet`` moves two arms towar
 half a second per inference; ``raise``, ``nan``, ``infinite``, ``shape`` and ``empty`` cause the error that they
 name. ``lock 3`` keeps the interpreter's lock for three seconds while the plan is executed, ``graph 3`` blocks the
 graph's thread then, ``endless 3`` computes and ``never 3`` waits that long in the inference, ``memory 3`` lets no
-thread get memory meanwhile.
+thread get address space meanwhile, and ``full 3`` takes all memory up to a limit, so that no thread gets any.
 """
 
 import argparse
+import contextlib
 import ctypes
 import os
 import resource
@@ -43,6 +44,7 @@ _WILD = 0.15  # share of steps far beyond every limit
 
 
 _SOON = 0.35  # s after the inference that begins a plan
+_SPARE, _SMALLEST = 64 << 20, 64  # bytes beyond what the process has, and of the smallest block that is taken
 
 
 def _keep_lock(seconds: float) -> None:
@@ -63,10 +65,34 @@ def _compute(seconds: float) -> None:
 
 def _exhaust(seconds: float) -> None:
     """Leave no address space to this process for a while."""
-    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    threading.Timer(_SOON, resource.setrlimit, [resource.RLIMIT_AS, (size, hard)]).start()
-    threading.Timer(_SOON + seconds, resource.setrlimit, [resource.RLIMIT_AS, (hard, hard)]).start()
+    threading.Timer(_SOON, _exhaust_at, [_address_space()]).start()
+    threading.Timer(_SOON + seconds, _exhaust_at, [resource.RLIM_INFINITY]).start()
+
+
+def _address_space() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def _exhaust_at(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (size, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _fill(seconds: float) -> None:
+    """Take all memory that this process may have, to the last small block, and free it after a while."""
+
+    def take() -> None:
+        _exhaust_at(_address_space() + _SPARE)
+        taken, block = list[bytearray](), 1 << 24
+        while block > _SMALLEST:
+            with contextlib.suppress(MemoryError):
+                while True:
+                    taken.append(bytearray(b"x" * block))
+            block //= 2
+        time.sleep(seconds)
+        taken.clear()
+        _exhaust_at(resource.RLIM_INFINITY)
+
+    threading.Timer(_SOON, take).start()
 
 
 _STALLS: dict[str, Callable[[float], None]] = {
@@ -75,6 +101,7 @@ _STALLS: dict[str, Callable[[float], None]] = {
     "endless": _compute,
     "never": time.sleep,
     "memory": _exhaust,
+    "full": _fill,
 }
 
 

@@ -13,14 +13,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from vla_ros.config import VELOCITY_OUTPUTS, Config
+from vla_ros.config import Config
 from vla_ros.contract.components import Component
+from vla_ros.control.arm_options import ArmOptions
 from vla_ros.control.command import Command, Commanded
-from vla_ros.control.envelope import Envelope, limit_pose, twist_between
+from vla_ros.control.envelope import limit_pose, twist_between
 from vla_ros.control.following import Following
 from vla_ros.control.gripper import Gripper, fastest
 from vla_ros.control.limits import Violation, brake, slower
-from vla_ros.control.measured import MeasuredArm, held_fingers, joint_speeds, position_of, sags
+from vla_ros.control.measured import position_of
 from vla_ros.control.motion import JointMotion, TipMotion, check_fit, make_motion
 from vla_ros.control.reasons import Refused
 from vla_ros.errors import ConfigError
@@ -78,7 +79,6 @@ class ArmController:
             )
         self._gripper_column = grippers[0][1].start if grippers else None
         self._gripper = Gripper(arm.gripper, grippers[0][0] if grippers else None)
-        self._measured = MeasuredArm(self.joint_names, kinematics)
         self.configure(config)
         check_fit(arm, self._motion, kinematics, self.joint_names)
         self.names = self.joint_names + self._finger_names
@@ -86,14 +86,12 @@ class ArmController:
 
     def configure(self, config: Config) -> None:
         """Apply changed options, and keep the last command."""
-        arm = next(each for each in config.arms if each.name == self.name)
-        self.joint_speeds = joint_speeds(arm, self.joint_names, self._kinematics)
+        options = ArmOptions(config, self.name, self._kinematics)
+        arm, self._options, self._control, self.joint_speeds = options.arm, options, config.control, options.speeds
         self._gripper.config, self._gripper.fastest = arm.gripper, fastest(arm, self._kinematics)
-        self._arm, self._control = arm, config.control
-        self._sends_velocities = arm.output in VELOCITY_OUTPUTS
-        self._sends_joint_velocities = self._sends_velocities and arm.output != "twist_stamped"
+        self._arm, self._measured, self._envelope = arm, options.measured, options.envelope
+        self._sends_velocities = options.sends_velocities
         self._from_measured = self._sends_velocities or config.control.delta_from == "measured"
-        self._envelope = Envelope.from_config(config, arm, self.joint_names, self._kinematics)
         self._posture = np.array(arm.robot.home) if arm.robot.home else None
         used = arm.gripper.mode != "none" and self._gripper_column is not None
         self._finger_names = arm.robot.gripper_joint_names if used else ()
@@ -121,7 +119,7 @@ class ArmController:
 
     def restart(self) -> None:
         """Begin the next command at rest, at the measured position; keep the grip and the counters."""
-        self._following = Following(self.joint_names, sags(self.joint_names, self._kinematics))
+        self._following = Following(self.joint_names, self._options.sags)
         self._rest()
 
     def _rest(self) -> None:
@@ -267,9 +265,9 @@ class ArmController:
             frame_id=self._kinematics.base_frame if self._kinematics else "",
             velocity=velocity,
         )
-        if self._sends_joint_velocities:
+        if self._sends_velocities and not self._options.sends_twists:
             return replace(command, velocities=dict(zip(self.joint_names, velocity.tolist(), strict=True)))
-        if self._arm.output == "twist_stamped" and self._kinematics is not None:
+        if self._options.sends_twists and self._kinematics is not None:
             ends = self._kinematics.forward(origin), self._kinematics.forward(positions)
             return replace(command, twist=twist_between(*ends, dt))
         return command
@@ -296,47 +294,11 @@ class ArmController:
                 self._gripper.target = sent.fingers[0]
 
     def hold(self, joints: JointState | None) -> Command:
-        """Return a command that holds the measured position (never zeros), or zero velocity.
-
-        The arm keeps the position at which the hold began until somebody moves it (:meth:`Following.hold`), so that
-        it does not sag further and further. Fingers keep their last command, so that nothing is dropped. If the
-        arm was commanded elsewhere, moving there takes what the velocity limits require (``Command.duration``).
-
-        Raises:
-            Refused: The joint state is stale or invalid, and the output is not a velocity.
-        """
-        before = self._commanded.sent
+        """Return a command that holds the arm and forgets the last one; see :meth:`ArmOptions.hold`."""
+        last = self._commanded.sent
         self._rest()
-        names: tuple[str, ...] = ()
-        held, duration, speed = np.zeros(0), 0.0, self._envelope.joints.velocity
-        if not self._sends_velocities:
-            names = self.joint_names
-            held = self._following.hold(before, self._measured.positions(joints), self._envelope.joints.lead)
-            if before is not None:
-                duration = float(np.max(np.abs(held - before)[speed > 0] / speed[speed > 0], initial=0.0))
-        target = self._gripper.target
-        positions = [position_of(joints, name) if target is None else target for name in self._finger_names]
-        fingers = held_fingers(self._arm, dict(zip(self._finger_names, positions, strict=True)))
-        command = Command(
-            arm=self.name,
-            names=names + tuple(fingers),
-            positions=np.concatenate((held, list(fingers.values()))),
-            stamp=joints.stamp if joints else 0,
-            hold=True,
-            duration=duration,
-            frame_id=self._frame if self._sends_velocities else "",
-        )
-        if self._sends_joint_velocities:
-            return replace(command, velocities=dict.fromkeys(self.joint_names, 0.0))
-        return replace(command, twist=(np.zeros(3), np.zeros(3))) if self._sends_velocities else command
-
-    @property
-    def _frame(self) -> str:
-        """Frame of a twist: the base of the kinematics or, without kinematics, the configured frame."""
-        if self._kinematics is not None:
-            return self._kinematics.base_frame
-        robot = self._arm.robot
-        return robot.tip_frame if self._control.delta_frame == "tip" else robot.base_frame
+        fingers = dict.fromkeys(self._finger_names, self._gripper.target)
+        return self._options.hold(self._following, joints, last, fingers)
 
     def _target(self, numbers: FloatArray, start: FloatArray, measured: FloatArray | None, dt: float) -> FloatArray:
         """Return the joint positions [N] that ``numbers`` mean for an arm at ``start`` [N].
@@ -374,7 +336,7 @@ class ArmController:
             positions=np.array(fingers),
             stamp=stamp,
             duration=dt,
-            frame_id=self._frame,
+            frame_id=self._options.frame,
             twist=twist_between(start, end, dt),
         )
         return self._commanded.make(command, between=True)  # nothing moves the arm between two twists

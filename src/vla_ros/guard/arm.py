@@ -2,16 +2,14 @@
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 import numpy as np
 
 from vla_ros.config import Config
+from vla_ros.contract.binding import make_arms
+from vla_ros.control.command import Command
 from vla_ros.control.following import Following
 from vla_ros.control.joints import JointStateMerger
-from vla_ros.control.measured import held_fingers, position_of
 from vla_ros.guard.checks import ArmCheck
 from vla_ros.guard.frames import GuardFrame, Kind
 from vla_ros.guard.history import JointHistory
@@ -20,67 +18,57 @@ from vla_ros.types import FloatArray, JointState
 _MOST = 512  # joint states
 
 
-@dataclass(eq=False)
 class GuardedArm:
-    """What the guard knows of one arm."""
+    """An arm at rest, of which nothing is known yet.
 
-    check: ArmCheck  # with the options of the frame that is checked
-    newest_check: ArmCheck  # with the newest ones
-    history: JointHistory
-    merger: JointStateMerger
-    following: Following
-    stamped: bool = True  # its joint states have stamps
-    newest: JointState | None = None  # believed, and when it arrived
-    arrived: int = 0
-    # Not yet merged: joint states, their publishers, when they arrived, and whether the arm moved.
-    unmerged: deque[tuple[JointState, bytes, int, bool]] = field(default_factory=lambda: deque(maxlen=_MOST))
-    last: FloatArray | None = None  # [N], positions that were sent last
-    proposed: FloatArray | None = None  # [N], of the node's last motion
-    fingers: FloatArray = field(default_factory=lambda: np.zeros(0))  # sent last; NaN without a command
-    speed: FloatArray = field(default_factory=lambda: np.zeros(0))  # [N], of the last motion
-    ends: int | None = None  # when its motion ends, or its hold is due; None if it holds
-    # Frames, since when they wait, and the options that apply to them.
-    waiting: deque[tuple[GuardFrame, int, ArmCheck]] = field(default_factory=deque)
-    needs_hold: bool = False  # of the node, before its next motion
+    Attributes:
+        check: With the options of the frame that is checked.
+        newest_check: With the newest ones.
+        newest: The joint state that is believed, merged from several publishers.
+        arrived: When that arrived.
+        unmerged: Joint states that are not merged yet, their publishers, when they arrived, and whether the arm
+            moved then.
+        sent: The last motion or hold of the node that was sent.
+        last: Positions that were sent last, [N].
+        proposed: Positions of the node's last motion or hold, [N].
+        fingers: Positions [F] of the fingers that were sent last; NaN without a command.
+        speed: Speed of the last motion, [N].
+        ends: When its motion ends, or its hold is due; None if it holds.
+        waiting: Frames, since when they wait, and the options that apply to them.
+        needs_hold: True if the node must hold before its next motion.
+    """
+
+    def __init__(self, check: ArmCheck, *, shares_topic: bool) -> None:
+        self.check = self.newest_check = check
+        own = (*check.joint_names, *check.arm.measured_fingers) if shares_topic else ()
+        self.merger = JointStateMerger(check.joint_names, check.speeds, own)
+        self.following, self.history = Following(check.joint_names, check.sags), JointHistory(check.joint_names)
+        self.needs_hold, self.arrived = False, 0
+        self.newest: JointState | None = None
+        self.unmerged = deque[tuple[JointState, bytes, int, bool]](maxlen=_MOST)
+        self.sent: Command | None = None
+        self.last: FloatArray | None = None
+        self.proposed: FloatArray | None = None
+        self.fingers = np.full(len(check.arm.robot.gripper_joint_names), np.nan)
+        self.speed = np.zeros(len(check.joint_names))
+        self.ends: int | None = None
+        self.waiting = deque[tuple[GuardFrame, int, ArmCheck]]()
 
     def needs_joints(self, frame: GuardFrame) -> bool:
         """Return True if a frame is checked by a joint state: neither a twist nor a hold that is in force."""
-        if not self.check.names or self.check.motion is Kind.TWIST:
-            return False
         if frame.kind is not Kind.HOLD:
-            return True
+            return bool(self.check.joint_names) and not self.check.sends_twists
         held = self.following.held
         return not self.check.sends_velocities and (held is None or not self.check.is_at(frame, held))
 
-    def zeros(self, fingers: Mapping[str, float] = MappingProxyType({})) -> GuardFrame:
-        """Return a hold at zero velocity, with these ``fingers``."""
-        return self._frame(np.zeros(self.check.count), fingers)
-
-    def hold(self) -> GuardFrame:
+    def hold(self) -> Command:
         """Return a hold where the node would hold; raises Refused if that is not known, or a finger is not."""
-        check, joints, limits, duration = self.check, self.newest, self.check.envelope.joints, 0.0
-        names = check.arm.robot.gripper_joint_names
-        told = dict(zip(names, self.fingers.tolist(), strict=False))
-        wanted = {name: told.get(name, math.nan) for name in names}
-        fingers = held_fingers(
-            check.arm, {name: position_of(joints, name) if math.isnan(at) else at for name, at in wanted.items()}
-        )
-        if check.sends_velocities:
-            return self.zeros(fingers)
-        positions = self.following.hold(self.last, check.measured.positions(joints), limits.lead)
-        if self.last is not None:
-            away, free = np.abs(positions - self.last), limits.velocity > 0
-            duration = float(np.max(away[free] / limits.velocity[free], initial=0.0))
-        return replace(self._frame(positions, fingers), stamp=joints.stamp if joints else 0, duration=duration)
-
-    def _frame(self, numbers: FloatArray, fingers: Mapping[str, float]) -> GuardFrame:
-        ends = [fingers.get(name, math.nan) for name in self.check.arm.robot.gripper_joint_names]
-        return GuardFrame(Kind.HOLD, values=np.concatenate((numbers, ends)))
+        told = (None if math.isnan(at) else at for at in self.fingers.tolist())
+        fingers = dict(zip(self.check.arm.robot.gripper_joint_names, told, strict=True))
+        return self.check.hold(self.following, self.newest, self.last, fingers)
 
 
-def guarded_arm(config: Config, check: ArmCheck) -> GuardedArm:
-    """Return an arm at rest, of which nothing is known."""
-    own = (*check.names, *check.arm.measured_fingers) if len(config.arms) > 1 else ()
-    merger, following = JointStateMerger(check.names, check.speeds, own), Following(check.names, check.sags)
-    still = np.zeros(len(check.names))
-    return GuardedArm(check, check, JointHistory(check.names), merger, following, speed=still)
+def guarded_arms(config: Config) -> list[GuardedArm]:
+    """Return the arms in the order of ``Config.arms``."""
+    checks = [ArmCheck(config, name, arm.kinematics) for name, arm in make_arms(config).items()]
+    return [GuardedArm(check, shares_topic=len(checks) > 1) for check in checks]

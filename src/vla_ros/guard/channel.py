@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from weakref import WeakSet
 
-from vla_ros.guard.frames import DamagedError, GuardFrame, read_packet
+from vla_ros.guard.frames import MOST_BYTES, DamagedError, GuardFrame, read_packet
 
 _BUFFER = 1 << 18  # bytes; more than half a second of commands at 250 Hz
-_PACKET = 1 << 16  # bytes
 _MOST = 128  # packets that are taken at once
 
 
@@ -41,8 +40,7 @@ class Channel:
         end.setblocking(False)
         end.set_inheritable(False)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
-        self.socket, self.is_closed, self._room = end, False, bytearray(_PACKET)
-        self._reader = Reader()
+        self.socket, self.is_closed, self._last = end, False, 0
         _open.add(self)
 
     def send(self, packet: bytes) -> None:
@@ -58,19 +56,31 @@ class Channel:
         """Yield the packets that have arrived, oldest first."""
         for _ in range(_MOST):
             try:
-                size, _, flags, _ = self.socket.recvmsg_into([self._room])
+                packet = self.socket.recv(MOST_BYTES)
             except BlockingIOError:
                 return
             except OSError:
-                size, flags = 0, 0
-            if not size:
+                packet = b""
+            if not packet:
                 self.is_closed = True
                 return
-            yield b"" if flags & socket.MSG_TRUNC else bytes(self._room[:size])
+            yield packet
 
     def frames(self) -> list[GuardFrame | DamagedError]:
         """Return what the packets that have arrived say, oldest first."""
-        return [self._reader.read(packet) for packet in self.take()]
+        return [self.read(packet) for packet in self.take()]
+
+    def read(self, packet: bytes) -> GuardFrame | DamagedError:
+        """Return what a packet says, or what is wrong with it, also if it was repeated or reordered."""
+        try:
+            said = read_packet(packet)
+        except DamagedError as error:
+            return error
+        if said.counter <= self._last:
+            what = "repeated" if said.counter == self._last else "reordered"
+            return DamagedError(f"{what}: found counter {said.counter} after {self._last}")
+        self._last = said.counter
+        return said
 
     def close(self) -> None:
         """Close the channel, also for processes that have a copy of this end."""
@@ -85,22 +95,3 @@ def _close_copies() -> None:
 
 
 os.register_at_fork(after_in_child=_close_copies)
-
-
-class Reader:
-    """Takes packets from a channel in the order of their counters."""
-
-    def __init__(self) -> None:
-        self._last = 0
-
-    def read(self, packet: bytes) -> GuardFrame | DamagedError:
-        """Return what a packet says, or what is wrong with it, also if it was repeated or reordered."""
-        try:
-            said = read_packet(packet)
-        except DamagedError as error:
-            return error
-        if said.counter <= self._last:
-            what = "repeated" if said.counter == self._last else "reordered"
-            return DamagedError(f"{what}: found counter {said.counter} after {self._last}")
-        self._last = said.counter
-        return said

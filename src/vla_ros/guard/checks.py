@@ -5,17 +5,14 @@ back towards its range pass. Not checked: the tip's step and box, collisions, an
 """
 
 import math
-from copy import copy
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from vla_ros.config import VELOCITY_OUTPUTS, Config
+from vla_ros.config import Config
 from vla_ros.config.takeover import PERSON_RATE_HZ
+from vla_ros.control.arm_options import ArmOptions
 from vla_ros.control.command import Command, lifetime
-from vla_ros.control.envelope import Envelope
-from vla_ros.control.measured import MeasuredArm, joint_speeds, position_of, sags
+from vla_ros.control.measured import position_of
 from vla_ros.control.rate_limiter import RateLimiter
 from vla_ros.guard.frames import GuardFrame, Kind
 from vla_ros.guard.history import MeasuredRange
@@ -32,51 +29,26 @@ _BEYOND = 0.1  # share of the stroke; a measured finger moves by less until it i
 _TWIST = 1.02  # factor by which a twist may exceed its step limits, as docs/safety.md says, and rounding
 
 
-class ArmCheck:
+class ArmCheck(ArmOptions):
     """The limits of one arm, read from the options again.
 
     Attributes:
-        arm: The arm's options.
-        names: Its N joints in command order; empty for a twist without kinematics.
-        count: Numbers of a motion: N, or 6 of a twist.
-        envelope: Its limits.
-        sags: How far each joint may be from where it is held, [N].
-        measured: Reads its positions from joint states.
-        speeds: How fast each joint can move, by name.
-        fastest: The same, [N].
-        sends_velocities: True if motion ends only with another command.
+        fastest: How fast each joint can move, [N].
         motion: The kind of its motions.
+        count: Numbers of a motion: N, or 6 of a twist.
         longest: Nanoseconds for which a frame may be in force, whatever it says.
     """
 
-    def __init__(self, config: Config, index: int, kinematics: Kinematics | None) -> None:
-        self._index, self._kinematics = index, kinematics
-        self.arm = config.arms[index]
-        self.names = kinematics.joint_names if kinematics else self.arm.robot.joint_names
-        self.names = () if kinematics is None and self.arm.output == "twist_stamped" else self.names
-        self.measured = MeasuredArm(self.names, kinematics)
-        self.sags = sags(self.names, kinematics)
-        self._read(config)
-
-    def configured(self, config: Config) -> "ArmCheck":
-        """Return the check with changed options."""
-        changed = copy(self)
-        changed._read(config)
-        return changed
-
-    def _read(self, config: Config) -> None:
-        self.arm = config.arms[self._index]
-        self.envelope = Envelope.from_config(config, self.arm, self.names, self._kinematics)
-        self.speeds = joint_speeds(self.arm, self.names, self._kinematics)
+    def __init__(self, config: Config, name: str, kinematics: Kinematics | None) -> None:
+        super().__init__(config, name, kinematics)
         self.fastest = np.array(list(self.speeds.values()))
         limits, self._accelerates = self.envelope.joints, math.isfinite(self.envelope.joints.acceleration)
         self._speeds = limits.velocity.tolist()
         columns = limits.low.tolist(), limits.high.tolist(), self._speeds, limits.lead.tolist()
-        self._joints = list(zip(self.names, *columns, strict=True))
-        self.sends_velocities, self.motion = self.arm.output in VELOCITY_OUTPUTS, Kind.POSITIONS
-        if self.sends_velocities:
-            self.motion = Kind.TWIST if self.arm.output == "twist_stamped" else Kind.VELOCITIES
-        self.count = 6 if self.motion is Kind.TWIST else len(self.names)
+        self._joints = list(zip(self.joint_names, *columns, strict=True))
+        self.motion = Kind.VELOCITIES if self.sends_velocities else Kind.POSITIONS
+        self.motion = Kind.TWIST if self.sends_twists else self.motion
+        self.count = 6 if self.sends_twists else len(self.joint_names)
         self._fingers = self.arm.robot.gripper_joint_names
         self._lifetime = lifetime(config)
         step = RateLimiter(config.control.rate_hz).period
@@ -84,9 +56,6 @@ class ArmCheck:
         self._durations = _SHORTEST * min(periods) * self.sends_velocities, max(periods)
         seconds = self._lifetime if self.sends_velocities else config.timeouts.inference + _SPARE
         self.longest = round(1e9 * seconds)
-        robot = self.arm.robot
-        frame = robot.tip_frame if config.control.delta_frame == "tip" else robot.base_frame
-        self._frame = self._kinematics.base_frame if self._kinematics else frame
 
     def split(self, frame: GuardFrame) -> tuple[FloatArray, FloatArray]:
         """Return the numbers of a motion or a hold, and the fingers' positions [F], NaN without a command."""
@@ -104,7 +73,7 @@ class ArmCheck:
         if frame.kind is not Kind.HOLD:
             least, most = self._durations
             inside = frame.duration > 0 and least <= frame.duration * _SHARE <= most * _SHARE * _SHARE
-            self._require(inside, f"found a step of {frame.duration} s, expected {least:.4g} to {most:.4g} s")
+            _require(inside, f"found a step of {frame.duration} s, expected {least:.4g} to {most:.4g} s")
 
     def check_motion(
         self, frame: GuardFrame, measured: MeasuredRange | None, origins: list[FloatArray], before: FloatArray
@@ -120,7 +89,7 @@ class ArmCheck:
         numbers, _ = self.split(frame)
         if self.motion is Kind.TWIST:
             self._check_twist(numbers, frame.duration)
-            return np.zeros(len(self.names))
+            return np.zeros(len(self.joint_names))
         assert measured is not None
         ends, dt, speeds = numbers.tolist(), frame.duration, list[FloatArray]()
         if self.sends_velocities:
@@ -170,30 +139,32 @@ class ArmCheck:
             free, far = limits.velocity > 0, [limits.lead, *(np.abs(numbers - each) for each in origins)]
             most += 2 * float(np.max(np.max(far, axis=0)[free] / limits.velocity[free], initial=0.0))
         inside = 0 <= frame.duration <= most
-        self._require(inside, f"found a hold that takes {frame.duration} s, expected at most {most:.3g} s")
+        _require(inside, f"found a hold that takes {frame.duration} s, expected at most {most:.3g} s")
         if self.sends_velocities:
-            self._require(not numbers.any(), f"found a hold with {numbers.tolist()}, expected zeros")
-        elif held is None or np.any(np.abs(numbers - held) > _ROUNDING):
+            _require(not numbers.any(), f"found a hold with {numbers.tolist()}, expected zeros")
+        elif held is None or not self.is_at(frame, held):
             assert measured is not None
-            near = measured.nearest(numbers).tolist()
-            for name, to, at, lead in zip(self.names, numbers.tolist(), near, limits.lead.tolist(), strict=True):
-                self._require_near(name, "held", to, "measured", at, lead)
+            joints = zip(self._joints, numbers.tolist(), measured.nearest(numbers).tolist(), strict=True)
+            for (name, *_, lead), to, at in joints:
+                _require_near(name, "held", to, "measured", at, lead)
 
     def command(self, frame: GuardFrame) -> Command:
         """Return the command that a checked motion or hold stands for."""
         numbers, values = (part.tolist() for part in self.split(frame))
         fingers = {name: at for name, at in zip(self._fingers, values, strict=True) if not math.isnan(at)}
-        if self.sends_velocities:
-            command = Command(tuple(fingers), np.array([*fingers.values()]), frame.stamp, frame_id=self._frame)
-        else:
-            names, base = (*self.names, *fingers), self._frame if self._kinematics else ""
-            command = Command(names, np.array([*numbers, *fingers.values()]), frame.stamp, frame_id=base)
-        if self.motion is Kind.VELOCITIES:
-            moves: dict[str, Any] = {"velocities": dict(zip(self.names, numbers, strict=True))}
-        else:
-            moves = {"twist": (np.array(numbers[:3]), np.array(numbers[3:]))} if self.motion is Kind.TWIST else {}
-        holds = frame.kind is Kind.HOLD
-        return replace(command, arm=self.arm.name, hold=holds, duration=frame.duration, **moves)
+        joints = {} if self.sends_twists else dict(zip(self.joint_names, numbers, strict=True))
+        positions = fingers if self.sends_velocities else joints | fingers
+        return Command(
+            names=tuple(positions),
+            positions=np.array([*positions.values()]),
+            stamp=frame.stamp,
+            arm=self.arm.name,
+            hold=frame.kind is Kind.HOLD,
+            duration=frame.duration,
+            frame_id=self.frame,
+            twist=(np.array(numbers[:3]), np.array(numbers[3:])) if self.sends_twists else None,
+            velocities=joints if self.motion is Kind.VELOCITIES else None,
+        )
 
     def _require_step(
         self, starts: list[float], ends: list[float], measured: MeasuredRange, before: FloatArray, dt: float
@@ -205,7 +176,7 @@ class ArmCheck:
         limits, lasts = self.envelope.joints, max(1.0, self._lifetime / dt) if self.sends_velocities else 1.0
         seen = zip(starts, ends, *(each.tolist() for each in (measured.low, measured.high, before)), strict=True)
         for (name, least, most, fastest, lead), (start, end, down, up, was) in zip(self._joints, seen, strict=True):
-            self._require_near(name, "commanded", end, "from", start, self._reach(fastest, was, dt))
+            _require_near(name, "commanded", end, "from", start, self._reach(fastest, was, dt))
             step, far = end - start, start + lasts * (end - start)
             beyond = max(far - most if step > _ROUNDING else 0.0, least - far if step < -_ROUNDING else 0.0)
             if beyond > _ROUNDING:
@@ -214,19 +185,19 @@ class ArmCheck:
             if measured.certain:  # the farthest
                 near = down if abs(end - down) > abs(end - up) else up
             if not self.sends_velocities:
-                self._require_near(name, "commanded", end, "measured", near, lead)
+                _require_near(name, "commanded", end, "measured", near, lead)
             if self._accelerates:
                 returns = max(start, up) > most or min(start, down) < least
                 if measured.certain or not (returns or abs(end - near) < abs(start - near)):  # it gives way
                     reach = (was + _EASE * limits.acceleration * dt) * dt
-                    self._require_near(name, "accelerated to", end, "from", start, reach)
+                    _require_near(name, "accelerated to", end, "from", start, reach)
 
     def _check_twist(self, twist: FloatArray, dt: float) -> None:
         limits = self.arm.limits
         pairs = (twist[:3], limits.max_translation_step, "m/s"), (twist[3:], limits.max_rotation_step, "rad/s")
         for vector, step, unit in pairs:
             size, most = math.hypot(*vector.tolist()), step / dt * _TWIST
-            self._require(size <= most + _ROUNDING, f"found a twist of {size:.4g} {unit}, allowed {most:.4g}")
+            _require(size <= most + _ROUNDING, f"found a twist of {size:.4g} {unit}, allowed {most:.4g}")
 
     def check_fingers(self, frame: GuardFrame, joints: JointState | None) -> None:
         """Raise ValueError for a finger outside of its range, unless a hold has it where ``joints`` measure it."""
@@ -236,16 +207,17 @@ class ArmCheck:
                 continue
             at, spare = position_of(joints, name), _BEYOND * (high - low)
             near = frame.kind is Kind.HOLD and at is not None and abs(finger - at) <= spare
-            self._require(near, f"found '{name}' at {finger:g}, allowed {low:g} to {high:g}; measured at {at}")
+            _require(near, f"found '{name}' at {finger:g}, allowed {low:g} to {high:g}; measured at {at}")
 
-    @staticmethod
-    def _require(holds: bool, otherwise: str) -> None:
-        if not holds:
-            raise ValueError(otherwise)
 
-    def _require_near(self, name: str, what: str, at: float, to: str, other: float, allowed: float) -> None:
-        found = abs(at - other)
-        if found > allowed * _SHARE + _ROUNDING:
-            raise ValueError(
-                f"joint '{name}' is {what} {at:.6g}, {to} {other:.6g}: {found:.4g} apart, allowed {allowed:.4g}"
-            )
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)
+
+
+def _require_near(name: str, what: str, at: float, to: str, other: float, allowed: float) -> None:
+    found = abs(at - other)
+    if found > allowed * _SHARE + _ROUNDING:
+        raise ValueError(
+            f"joint '{name}' is {what} {at:.6g}, {to} {other:.6g}: {found:.4g} apart, allowed {allowed:.4g}"
+        )

@@ -28,7 +28,7 @@ _FIELDS = ("arm", "source", "armings", "counter", "time", "holds", "duration", "
 _BODY = struct.Struct(f"<BBBxIQqqdqq{PUBLISHER_BYTES}s{8 * MOST_VALUES}s")  # number of values, fields, values
 _CRC = struct.Struct("<I")
 FRAME_BYTES = _HEAD.size + _BODY.size + _CRC.size
-_MOST = 1 << 16
+MOST_BYTES = 1 << 16
 
 
 class Kind(IntEnum):
@@ -84,7 +84,7 @@ def packet_of(frame: GuardFrame, **changed: int) -> bytes:
 
 def read_packet(packet: bytes) -> GuardFrame:
     """Return what a packet says; raises DamagedError."""
-    if not FRAME_BYTES <= len(packet) <= _MOST:
+    if not FRAME_BYTES <= len(packet) <= MOST_BYTES:
         raise DamagedError(f"damaged: found {len(packet)} bytes")
     content, seal = packet[: -_CRC.size], packet[-_CRC.size :]
     if _CRC.unpack(seal)[0] != zlib.crc32(content):

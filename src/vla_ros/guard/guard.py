@@ -16,20 +16,21 @@ What proves a fault of the node is rejected, and stops the arm. A motion that ma
 held, if it is late or if the joint state that it names has not arrived here and it is not legal in any case.
 """
 
+import json
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from vla_ros.config import Config
+from vla_ros.config import Config, LiveConfig, build
 from vla_ros.control.command import Command
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.suspension import LONGEST
 from vla_ros.errors import VlaRosError
-from vla_ros.guard.arm import GuardedArm
+from vla_ros.guard.arm import GuardedArm, guarded_arms
+from vla_ros.guard.checks import ArmCheck
 from vla_ros.guard.frames import DamagedError, GuardFrame, Kind
 from vla_ros.guard.history import MeasuredRange
 from vla_ros.types import FloatArray, JointState
@@ -43,19 +44,25 @@ _WAIT = 200_000_000  # ns; the joint state that a frame names may arrive after t
 _AGAIN = 5_000_000  # ns between attempts to hold without a joint state
 _AHEAD = 1_000_000  # ns; no frame is from the future
 
+LOOKS = 4_000_000
+"""Nanoseconds between looks at what arrives on the graph."""
+
 JOINTS_POLLED = 500_000
-"""Nanoseconds between looks at the joint states while a frame waits for one."""
+"""The same while a frame waits for a joint state."""
+
+
+def parse_options(text: str) -> Config:
+    """Return the options of an OPTIONS packet: JSON by flat name."""
+    return build(json.loads(text), complete=False)
 
 
 class Guard:
     """Checks frames, sends them, and ends motion.
 
     Args:
-        config: The options with which the arms begin.
-        arms: The arms, in the order of ``Config.arms``.
-        send: Sends a command to the drivers; raises VlaRosError if that fails.
+        options: The options with which the arms begin, and which the node changes.
+        send: Sends a command to the drivers; raises whatever the middleware does.
         tell: Tells the node what happened: the event's name and a text.
-        read: Reads options from the text of an OPTIONS packet.
         hear: Lets the joint states that have arrived be taken (:meth:`joints`).
 
     Attributes:
@@ -66,20 +73,17 @@ class Guard:
 
     def __init__(
         self,
-        config: Config,
-        arms: Sequence[GuardedArm],
+        options: LiveConfig,
         send: Callable[[Command], None],
         tell: Callable[[str, str], None],
-        read: Callable[[str], Config],
         hear: Callable[[], None],
     ) -> None:
-        self.config, self._arms, self._send, self._tell, self._read = config, arms, send, tell, read
-        self._hear = hear
-        self.counts: Counter[str] = Counter()
+        self._options, self._arms = options, guarded_arms(options.current)
+        self._send, self._tell, self._hear = send, tell, hear
+        self.counts = Counter[str]()
         self.stopped: tuple[Reason, str] | None = None
         self._least = self._armings = 0  # the smallest number of armings that may move, and the newest one
-        self.heard: int | None = None
-        self._resumed = 0  # when this process last resumed
+        self.heard = self._resumed = 0  # when the last heartbeat came, and when this process last resumed
 
     # What arrives
 
@@ -88,11 +92,12 @@ class Guard:
         for frame in frames:
             self._armings = max(self._armings, getattr(frame, "armings", 0))
             if isinstance(frame, DamagedError):
-                self._reject(str(frame), now)
+                name, _, why = str(frame).partition(": ")
+                self._reject(name, why, now)
             elif frame.kind is Kind.OPTIONS:
                 self._configure(frame.text, now)
             elif frame.kind is Kind.STOP:
-                self.stop(Reason.OPERATOR_STOP, "the node has stopped", now, of_node=True)
+                self._end_all(now)
             elif frame.kind is Kind.RESET:
                 if self.stopped or self._least > self._armings:  # else the node goes on being armed
                     self.stopped, self._least = None, self._armings + 1
@@ -100,7 +105,7 @@ class Guard:
                     arm.needs_hold = False
                 self.note("reset", "")
             elif frame.arm >= len(self._arms):
-                self._reject(f"unknown: found arm {frame.arm}, expected less than {len(self._arms)}", now)
+                self._reject("unknown", f"found arm {frame.arm}, expected less than {len(self._arms)}", now)
             elif frame.kind is Kind.REST:
                 self._rest(self._arms[frame.arm], frame, now)
             else:
@@ -111,30 +116,26 @@ class Guard:
         """Take a joint state; its stamp is the time of arrival if it has none."""
         for arm in self._arms:
             if arm.check.arm.joint_states == topic:
-                arm.stamped = stamped
-                arm.history.add(message.names, message.positions, message.stamp, publisher, now)
+                arm.history.add(message, publisher, now, stamped=stamped)
                 arm.unmerged.append((message, publisher, now, arm.ends is not None))
 
     def merge(self) -> None:
         """Merge the joint states that have arrived: for holds, which need not be as quick as commands."""
-        timeout = self.config.timeouts.joint_state
+        timeout = self._options.current.timeouts.joint_state
         for arm in self._arms:
             while arm.unmerged:
-                message, publisher, now, moves = arm.unmerged.popleft()
+                joints, publisher, now, moves = arm.unmerged.popleft()
                 arm.merger.keep_trajectory(moves)
-                whole = arm.merger.add(message, message.stamp if arm.stamped else 0, now, timeout, publisher)
+                whole = arm.merger.add(joints, joints.stamp if arm.history.stamped else 0, now, timeout, publisher)
                 with suppress(Refused):  # it lacks joints, or says what cannot be
                     if whole is not None:
                         arm.check.measured.check(arm.check.measured.positions(whole.joints))
                         arm.newest, arm.arrived = whole.joints, now
 
-    def stop(self, reason: Reason, detail: str, now: int, *, of_node: bool = False) -> None:
+    def stop(self, reason: Reason, detail: str, now: int) -> None:
         """Let nothing move until a reset; the first reason stays."""
-        self._least = self._armings + 1
-        for arm in self._arms:
-            arm.waiting = deque(each for each in arm.waiting if each[0].kind is Kind.HOLD)
-            self._end_soon(arm, now)
-        if self.stopped is None and not of_node:
+        self._end_all(now)
+        if self.stopped is None:
             self.stopped = reason, detail
             self.note("stopped", f"{reason.value}: {detail}")
 
@@ -148,22 +149,19 @@ class Guard:
 
     def look(self, now: int) -> None:
         """Send the frames whose joint states are there, and end what has to end."""
-        timeout = self.config.timeouts.heartbeat
+        timeout = self._options.current.timeouts.heartbeat
         moving = any(arm.ends is not None for arm in self._arms)
-        if timeout and moving and self.stopped is None and now - (self.heard or 0) > timeout * _SECOND:
+        if timeout and moving and self.stopped is None and now - self.heard > timeout * _SECOND:
             self.stop(Reason.HEARTBEAT_LOST, f"none for {timeout:g} s", now)
         for arm in self._arms:
             self._send_waiting(arm, now)
             if arm.ends is not None and now >= arm.ends:
                 self._end(arm, now)
 
-    def due(self, now: int) -> int | None:
-        """Return when :meth:`look` has something to do, or None."""
-        times = [arm.ends for arm in self._arms if arm.ends is not None]
-        times += [now + JOINTS_POLLED for arm in self._arms if arm.waiting]
-        if self.config.timeouts.heartbeat and times and self.stopped is None:
-            times.append((self.heard or now) + round(self.config.timeouts.heartbeat * _SECOND) + 1)
-        return min(times, default=None)
+    def due(self, now: int) -> int:
+        """Return when :meth:`look` has something to do, at the latest in :data:`LOOKS`."""
+        times = [now + (JOINTS_POLLED if arm.waiting else LOOKS) for arm in self._arms]
+        return min(times + [arm.ends for arm in self._arms if arm.ends is not None])
 
     def hold_all(self, now: int) -> bool:
         """Hold every arm that moves or rests, at once; return True if every hold was sent."""
@@ -180,11 +178,11 @@ class Guard:
             arm.waiting.clear()
             self._end_soon(arm, now)
         elif frame.time > now + _AHEAD:
-            self._reject(f"early: made {(frame.time - now) / 1e6:.1f} ms from now", now)
+            self._reject("early", f"made {(frame.time - now) / 1e6:.1f} ms from now", now)
             return
         elif now - frame.time > _LATE or frame.time < self._resumed:
             age = (now - frame.time) / 1e6
-            self._drop(arm, frame, f"late: made {age:.1f} ms ago, allowed {_LATE / 1e6:g} ms", now)
+            self._drop("late", arm, frame, f"made {age:.1f} ms ago, allowed {_LATE / 1e6:g} ms", now)
             return
         arm.waiting.append((frame, now, arm.newest_check))
 
@@ -211,8 +209,8 @@ class Guard:
                     break  # the joint state itself may still arrive
                 arm.waiting.popleft()
                 if not proves:
-                    return self._drop(arm, frame, str(error), now)
-                return self._reject(f"{arm.check.arm.name}: {error}", now)
+                    return self._drop("unknown", arm, frame, str(error), now)
+                return self._reject("limits", f"{arm.check.arm.name}: {error}", now)
             arm.waiting.popleft()
             passed = frame, speed
             if frame.kind is Kind.HOLD:
@@ -239,6 +237,7 @@ class Guard:
     def _may_move(self, arm: GuardedArm, frame: GuardFrame, now: int) -> bool:
         if now >= frame.time + min(frame.holds, arm.check.longest):
             self.note("expired", f"{arm.check.arm.name}, before it was sent")
+            arm.speed = np.abs(frame.values[: len(arm.speed)])  # the node goes on from there
         elif self.stopped is None and frame.armings >= self._least and not arm.needs_hold:
             return True
         else:
@@ -252,15 +251,14 @@ class Guard:
         """
         if not arm.needs_joints(frame):
             return None
-        find = partial(arm.history.find, frame.joints, frame.publisher, arm.check.fastest, stamped=arm.stamped)
-        found = find()
+        found = arm.history.find(frame.joints, frame.publisher, arm.check.fastest)
         if found is None or not found.exact:
             self._hear()
-            found = find()
-        named, oldest = f"names a joint state of {frame.joints / 1e9:.4f} s", self.config.timeouts.joint_state
+            found = arm.history.find(frame.joints, frame.publisher, arm.check.fastest)
+        named = f"names a joint state of {frame.joints / 1e9:.4f} s"
         if found is None:
             raise LookupError(f"{named}, which never arrived here")
-        age, oldest = (now - found.arrived) / 1e9, oldest + 2 * LONGEST
+        age, oldest = (now - found.arrived) / 1e9, self._options.current.timeouts.joint_state + 2 * LONGEST
         if age > oldest:
             raise (ValueError if found.exact else LookupError)(f"{named}, {age:.3g} s old, allowed {oldest:.3g} s")
         return found
@@ -273,7 +271,7 @@ class Guard:
         A step starts at the last command. It may also start at the last one that the node has proposed, if the
         guard has held since, or where the arm was, unless the last command is the ``only_last``.
         """
-        count, origins = len(arm.check.names), [arm.last, arm.proposed]
+        count, origins = len(arm.check.joint_names), [arm.last, arm.proposed]
         if frame.kind is Kind.HOLD:
             self.merge()
         arm.check.check_fingers(frame, arm.newest)
@@ -291,23 +289,21 @@ class Guard:
         """Send a frame that has passed, unless one of the same arrival could not be written."""
         if arm.needs_hold and frame.kind is not Kind.HOLD:
             return
-        command, (numbers, arm.fingers) = arm.check.command(frame), arm.check.split(frame)
-        if not self._write(command):  # a part may have been written: hold at once, and again until that succeeds
+        arm.sent, (numbers, arm.fingers) = arm.check.command(frame), arm.check.split(frame)
+        if not self._write(arm.sent):  # a part may have been written: hold at once, and again until that succeeds
             arm.needs_hold, arm.ends = True, frame.time
             return
         self.counts["sent"] += 1
-        arm.speed, before = speed, arm.last if arm.ends is not None else None
+        arm.speed, arm.needs_hold, holds = speed, False, frame.kind is Kind.HOLD
+        if not arm.check.sends_velocities and holds:
+            before = arm.last if arm.ends is not None else None
+            arm.following.hold(before, numbers, arm.check.envelope.joints.lead)
+            arm.following.held = numbers
+        elif not arm.check.sends_velocities:
+            arm.following.sent(numbers)
         if not arm.check.sends_velocities:
             arm.last = arm.proposed = numbers
-        if frame.kind is Kind.HOLD:
-            if not arm.check.sends_velocities:
-                arm.following.hold(before, numbers, arm.check.envelope.joints.lead)
-                arm.following.held = numbers
-            arm.ends, arm.needs_hold = None, False
-            return
-        arm.ends = frame.time + min(frame.holds, arm.check.longest)
-        if not arm.check.sends_velocities:
-            arm.following.sent(numbers)
+        arm.ends = None if holds else frame.time + min(frame.holds, arm.check.longest)
 
     def _rest(self, arm: GuardedArm, frame: GuardFrame, now: int) -> None:
         rests = arm.ends is not None and not arm.check.sends_velocities
@@ -315,6 +311,13 @@ class Guard:
             arm.ends = max(arm.ends or 0, min(frame.time, now) + min(frame.holds, arm.check.longest))
 
     # Ends of motion
+
+    def _end_all(self, now: int) -> None:
+        """Let nothing move until an arming that follows, and end what moves."""
+        self._least = self._armings + 1
+        for arm in self._arms:
+            arm.waiting = deque(each for each in arm.waiting if each[0].kind is Kind.HOLD)
+            self._end_soon(arm, now)
 
     def _end_soon(self, arm: GuardedArm, now: int) -> None:
         """End a motion: a velocity now, positions soon, because the node usually sends its own hold."""
@@ -328,7 +331,7 @@ class Guard:
             if not arm.needs_hold:  # the node holds, too, also where no joint state is usable here
                 self.note("lapsed", arm.check.arm.name)
             self._hold(arm, now)
-        elif self._write(arm.check.command(arm.zeros())):
+        elif arm.sent is not None and self._write(arm.sent.stopped()):
             arm.ends = None
             self.note("expired", arm.check.arm.name)
         else:
@@ -340,49 +343,48 @@ class Guard:
         if not arm.check.sends_velocities:
             self._hear()
             self.merge()
-            if now - arm.arrived > (self.config.timeouts.joint_state + LONGEST) * _SECOND:
+            if now - arm.arrived > (self._options.current.timeouts.joint_state + LONGEST) * _SECOND:
                 return
         try:
             held = arm.hold()
         except Refused as refused:
             self._tell("failed", str(refused))
             return
-        if self._write(arm.check.command(held)):
-            arm.ends, arm.speed, numbers = None, np.zeros(len(arm.check.names)), arm.check.split(held)[0]
+        if self._write(held):
+            arm.ends, arm.speed = None, np.zeros(len(arm.speed))
             if not arm.check.sends_velocities:
-                arm.last = numbers
-            self.note("held", f"{arm.check.arm.name} at {np.round(numbers, 4).tolist()}")
+                arm.last = held.positions[: len(arm.speed)]
+            self.note("held", f"{arm.check.arm.name} at {np.round(held.positions, 4).tolist()}")
 
     # The rest
 
-    def _reject(self, why: str, now: int) -> None:
+    def _reject(self, name: str, why: str, now: int) -> None:
         """Refuse a frame, which means a fault in the node: hold and stop."""
-        self.counts[f"rejected_{why.partition(':')[0]}" if ":" in why[:12] else "rejected"] += 1
-        self.stop(Reason.GUARD_REJECTED, why, now)
+        self.counts[f"rejected_{name}"] += 1
+        self.stop(Reason.GUARD_REJECTED, f"{name}: {why}", now)
 
-    def _drop(self, arm: GuardedArm, frame: GuardFrame, why: str, now: int) -> None:
+    def _drop(self, name: str, arm: GuardedArm, frame: GuardFrame, why: str, now: int) -> None:
         """Refuse a frame that may be legal: hold, and tell the node that it has to hold, too, unless it knows."""
+        self.counts[f"dropped_{name}"] += 1
         if frame.kind is Kind.HOLD or not arm.needs_hold:
-            self.note("dropped", f"{arm.check.arm.name}: {why}")
+            self.note("dropped", f"{arm.check.arm.name}: {name}: {why}")
         self._end_soon(arm, now)
         arm.needs_hold = True
 
     def _configure(self, text: str, now: int) -> None:
         try:
-            self.config = self._read(text)
-            checks = [arm.newest_check.configured(self.config) for arm in self._arms]
+            config = parse_options(text)
+            checks = [ArmCheck(config, arm.check.arm.name, arm.check.kinematics) for arm in self._arms]
         except (ValueError, VlaRosError) as error:
-            self._reject(f"options: {error}", now)
-            return
+            return self._reject("options", str(error), now)
+        self._options.current = config
         for arm, check in zip(self._arms, checks, strict=True):
-            arm.newest_check = check
-            arm.check = arm.check if arm.waiting else arm.newest_check
-            arm.merger.speeds = arm.newest_check.speeds
+            arm.newest_check, arm.merger.speeds = check, check.speeds
 
     def _write(self, command: Command) -> bool:
         try:
             self._send(command)
-        except VlaRosError as error:
+        except Exception as error:  # of the middleware
             self.note("unsent", str(error))
             return False
         return True
@@ -394,7 +396,7 @@ class Guard:
 
     @property
     def status(self) -> Mapping[str, Any]:
-        """State and counts, for ``~/status``."""
+        """State, why it is stopped, and counts, for ``~/status``."""
         moving = any(arm.ends is not None for arm in self._arms)
         state = "stopped" if self.stopped else "moving" if moving else "holding"
-        return {"state": state, "counts": dict(self.counts)}
+        return {"state": state, "stopped": self.stopped or (), "counts": dict(self.counts)}

@@ -8,7 +8,7 @@ from operator import attrgetter
 import numpy as np
 
 from vla_ros.guard.frames import PUBLISHER_BYTES
-from vla_ros.types import FloatArray
+from vla_ros.types import FloatArray, JointState
 
 _MOST = 2048  # joint states; two seconds at 1 kHz
 _PUBLISHERS = 64  # remembered; all are forgotten beyond that
@@ -49,40 +49,43 @@ class _Entry:
 
 
 class JointHistory:
-    """The newest joint states with any of an arm's joints ``names``, from every publisher."""
+    """The newest joint states with any of an arm's joints ``names``, from every publisher.
+
+    Attributes:
+        stamped: True if they have stamps.
+    """
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
         self._entries: deque[_Entry] = deque(maxlen=_MOST)
-        self._publishers: dict[bytes, tuple[int, int]] = {}  # the newest stamp of each, and when it arrived
         self._void = 0  # nothing that arrived until then counts, because the clock was set back
-        self._doubts: dict[bytes, int] = {}  # by publisher, the same as long as it is not known whether it was
+        # Of each publisher: its newest stamp, when that arrived, and the same as _void as long as it is not known
+        # whether the clock was set back, else 0.
+        self._publishers: dict[bytes, tuple[int, int, int]] = {}
+        self.stamped = True
         self._whole = True  # no message has lacked any of the joints
 
-    def add(
-        self, names: tuple[str, ...], positions: FloatArray, stamp: int, publisher: bytes, arrived: int
-    ) -> None:
-        """Add a message; ``stamp`` is its time of arrival on the ROS clock if it has none."""
-        known = dict(zip(names, positions.tolist(), strict=False))
-        row = np.array([known.get(name, np.nan) for name in self._names])
+    def add(self, message: JointState, publisher: bytes, arrived: int, *, stamped: bool) -> None:
+        """Add a message; its stamp is its time of arrival on the ROS clock if it has none."""
+        known, stamp = dict(zip(message.names, message.positions.tolist(), strict=False)), message.stamp
+        row, self.stamped = np.array([known.get(name, np.nan) for name in self._names]), stamped
         if np.isfinite(row).any():
             publisher = publisher[:PUBLISHER_BYTES].ljust(PUBLISHER_BYTES, b"\0")
             if len(self._publishers) > _PUBLISHERS:
                 self._publishers.clear()
-                self._doubts.clear()
-            newest, since = self._publishers.get(publisher, (stamp, arrived))
+            newest, since, doubt = self._publishers.get(publisher, (stamp, arrived, 0))
             # Late, or the clock was set back: then nothing newer follows, and stamps may repeat.
             if stamp < newest - _JUMP and arrived - since > _SILENT:
-                self._doubts[publisher] = since
-            if publisher in self._doubts and arrived - since > _JUMP:
-                self._void, newest = self._doubts.pop(publisher), stamp
+                doubt = since
+            if doubt and arrived - since > _JUMP:
+                self._void, newest = doubt, stamp
             if stamp >= newest:
-                self._publishers[publisher] = stamp, arrived
-                self._doubts.pop(publisher, None)
+                newest, since, doubt = stamp, arrived, 0
+            self._publishers[publisher] = newest, since, doubt
             self._whole &= bool(np.isfinite(row).all())
             self._entries.append(_Entry(stamp, publisher, arrived, row))
 
-    def find(self, stamp: int, publisher: bytes, speeds: FloatArray, *, stamped: bool) -> MeasuredRange | None:
+    def find(self, stamp: int, publisher: bytes, speeds: FloatArray) -> MeasuredRange | None:
         """Return where the arm was in the joint state that a frame names, or None if nothing is known of it yet.
 
         A joint that no message of this ``stamp`` has, because the message was lost on its way to this process,
@@ -91,7 +94,7 @@ class JointHistory:
         differ between processes (Cyclone DDS under rclpy) are known by the stamp alone.
         """
         count, of_one = len(self._names), publisher in self._publishers
-        void = max(self._doubts.values(), default=self._void)
+        void = max((doubt for *_, doubt in self._publishers.values()), default=0) or self._void
         for entry in reversed(self._entries) if self._whole else ():
             if entry.arrived <= void or entry.stamp < stamp - _LONG:
                 break
@@ -106,7 +109,7 @@ class JointHistory:
         passed = exact
         for entry in recent:
             known = np.isfinite(entry.positions)
-            passed |= entry.stamp >= stamp - (0 if stamped else _AROUND)
+            passed |= entry.stamp >= stamp - (0 if self.stamped else _AROUND)
             if entry.stamp > stamp and exact and known.all():
                 continue
             new = known & ~before

@@ -1,53 +1,43 @@
 """The guard's process: its endpoints on the graph, its priority, and its loop of one thread."""
 
 import json
-import math
 import os
 import select
 import signal
 import socket
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from vla_ros.config import Config, LiveConfig, build
-from vla_ros.contract.binding import make_arms
+from vla_ros.config import Config, LiveConfig
 from vla_ros.control.clock import Clock
 from vla_ros.control.command import Command
 from vla_ros.control.reasons import Reason
 from vla_ros.control.suspension import LONGEST
-from vla_ros.errors import VlaRosError
 from vla_ros.execution.context import ThrottledLogger
 from vla_ros.execution.drivers import Drivers
 from vla_ros.graph import Graph, open_graph
 from vla_ros.graph.node import Node, RawSubscription, printable_logger
 from vla_ros.graph.origin import Origin
 from vla_ros.graph.wiring import Wiring
-from vla_ros.guard.arm import guarded_arm
 from vla_ros.guard.channel import Channel, ChannelError
-from vla_ros.guard.checks import ArmCheck
 from vla_ros.guard.frames import GuardFrame
-from vla_ros.guard.guard import Guard
+from vla_ros.guard.guard import Guard, parse_options
 from vla_ros.process import Printing, stay_in_memory, take_priority
 from vla_ros.types import JointState
 
-_POLL = 0.004  # s between looks at the graph's inputs
 _CHORES = 0.02  # s between callbacks of timers and services
 _TELL = 0.05  # s between reports to the node, and heartbeats
 _OPTIONS = 600.0  # s; the node loads its policy before it sends options
 _BURST = 0.005  # s for messages that only the executor reads, one at a time
-_LAST_HOLD = 0.6  # s for the last hold
+_LAST_HOLD, _AGAIN = 0.6, 0.002  # s for the last hold, and between its attempts
 _DELIVERED = 0.2  # s after which a middleware has delivered it (Fast DDS sends from a thread of its own)
 _STATES = ("holding", "moving", "stopped")
-
-
-def parse_options(text: str) -> Config:
-    """Return the options of an OPTIONS packet: JSON by flat name."""
-    return build(json.loads(text), complete=False)
 
 
 class GuardProcess:
@@ -61,37 +51,26 @@ class GuardProcess:
         channel: The guard's end of the channel.
         config: The first options.
         heartbeats: Topics of the heartbeat that it hears, and of the one that it sends.
-        printing: Where its log goes.
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        node: Node,
-        channel: Channel,
-        config: Config,
-        heartbeats: Sequence[str],
-        printing: Printing,
+        self, graph: Graph, node: Node, channel: Channel, config: Config, heartbeats: Sequence[str]
     ) -> None:
-        self._graph, self._channel, self._printing, self._heard = graph, channel, printing, 0
+        self._graph, self._channel, self._heard = graph, channel, 0
         self._wiring, self.logger = Wiring(graph, node), printable_logger(node.get_logger())
         self.clock = Clock(lambda: int(node.get_clock().now().nanoseconds))
         self.options, self.throttled, self.safety = LiveConfig(config), ThrottledLogger(self.logger), self
-        arms = [
-            guarded_arm(config, ArmCheck(config, index, arm.kinematics))
-            for index, arm in enumerate(make_arms(config).values())
-        ]
-        self.guard = Guard(config, arms, self._send, self.note, self._read_options, self._hear_joints)
-        self.drivers = Drivers(self, self._wiring, lambda error: self.guard.note("unsent", str(error)))
         topics, subscribe = config.topics, self._wiring.subscribe_from
         self._joints = [
-            subscribe("sensor_msgs/msg/JointState", topic, self._hears(topic), "joint_states")
+            subscribe("sensor_msgs/msg/JointState", topic, partial(self._on_joints, topic), "joint_states")
             for topic in dict.fromkeys(arm.joint_states for arm in config.arms)
         ]
         self._requests = [
             subscribe("std_msgs/msg/Bool", topics.stop, self._on_stop, "request"),
             subscribe("std_msgs/msg/Empty", heartbeats[0], self._on_heartbeat, "state"),
         ]
+        self.guard = Guard(self.options, self._send, self.note, partial(self._hear, self._joints))
+        self.drivers = Drivers(self, self._wiring, lambda error: self.guard.note("unsent", str(error)))
         self._heartbeat = self._wiring.teller("std_msgs/msg/UInt32MultiArray", heartbeats[1], "command")
         self._said: dict[str, str] = {}
         self._beats, self._slowest, self._is_told = 0, 0.0, False
@@ -103,6 +82,7 @@ class GuardProcess:
             ended = self._run(node_ended)
         finally:
             self._end(ended)
+            self._wiring.close()
 
     def _run(self, node_ended: int) -> str:
         poll = select.poll()
@@ -112,8 +92,7 @@ class GuardProcess:
         signal.signal(signal.SIGTERM, lambda *_: ended.append("SIGTERM"))
         while not ended:
             due = self.guard.due(time.monotonic_ns())
-            left = math.inf if due is None else (due - time.monotonic_ns()) / 1e9
-            ready = poll.poll(1e3 * max(0.0, min(_POLL, left)))
+            ready = poll.poll(max(0.0, (due - time.monotonic_ns()) / 1e6))
             awake, now = self.clock.awake(), time.monotonic()
             if awake - last > LONGEST:
                 self.guard.suspended(time.monotonic_ns())
@@ -135,8 +114,7 @@ class GuardProcess:
 
     def react(self, reason: Reason, detail: str = "") -> None:
         """See :meth:`Safety.react`: what a gripper reports is counted."""
-        self.guard.counts[reason.value] += 1
-        self.note(reason.value, detail)
+        self.guard.note(reason.value, detail)
 
     def note(self, event: str, text: str) -> None:
         """Tell the node of an event at once, and log it."""
@@ -144,19 +122,13 @@ class GuardProcess:
         if event in ("stopped", "lapsed", "dropped", "suspended", "unsent"):
             self.throttled.log(event, f"{event}: {text}", "error")
 
-    def close(self) -> None:
-        self._wiring.close()
-
     def _look(self) -> None:
         """Take stops, then frames; joint states before them only if a frame needs one that is not known yet."""
         self._hear(self._requests)
         frames = self._channel.frames()
         self.guard.take(frames, time.monotonic_ns())  # which no frame is ahead of
-        self._hear_joints()
-        self.guard.merge()
-
-    def _hear_joints(self) -> None:
         self._hear(self._joints)
+        self.guard.merge()
 
     def _hear(self, inputs: Sequence[RawSubscription]) -> None:
         """Take what has arrived; the node logs what cannot be read."""
@@ -174,33 +146,22 @@ class GuardProcess:
         """Hold, and wait for that up to :data:`_LAST_HOLD` seconds."""
         until = time.monotonic() + _LAST_HOLD
         while not self.guard.hold_all(time.monotonic_ns()) and time.monotonic() < until:
-            time.sleep(_POLL / 2)
+            time.sleep(_AGAIN)
         time.sleep(_DELIVERED)
-        with suppress(ChannelError):
-            self._report()
+        self._report()
         self.throttled.flush()
         self.logger.info(f"ended, because of this: {why}; state: {self.guard.status['state']}")
 
     def _send(self, command: Command) -> None:
-        try:
-            for each in self.drivers.writes(command):
-                each.send(each.pack(each.make()))
-        except Exception as error:  # of the middleware
-            raise VlaRosError(f"{command.arm}: {error}") from error
+        for each in self.drivers.writes(command):
+            each.send(each.pack(each.make()))
 
-    def _read_options(self, text: str) -> Config:
-        self.options.current = parse_options(text)
-        return self.options.current
-
-    def _hears(self, topic: str) -> Callable[[Any, Origin], None]:
-        def on_joints(message: Any, origin: Origin) -> None:
-            self._heard += 1
-            stamp = int(message.header.stamp.sec) * 1_000_000_000 + int(message.header.stamp.nanosec)
-            positions = np.asarray(message.position, dtype=np.float64)
-            joints = JointState(tuple(message.name), positions, stamp or self.clock.ros())
-            self.guard.joints(topic, joints, origin.publisher, time.monotonic_ns(), stamped=bool(stamp))
-
-        return on_joints
+    def _on_joints(self, topic: str, message: Any, origin: Origin) -> None:
+        self._heard += 1
+        stamp = int(message.header.stamp.sec) * 1_000_000_000 + int(message.header.stamp.nanosec)
+        positions = np.asarray(message.position, dtype=np.float64)
+        joints = JointState(tuple(message.name), positions, stamp or self.clock.ros())
+        self.guard.joints(topic, joints, origin.publisher, time.monotonic_ns(), stamped=bool(stamp))
 
     def _on_stop(self, message: Any, origin: Origin) -> None:
         self._heard += 1
@@ -211,35 +172,31 @@ class GuardProcess:
         self._heard, self.guard.heard = self._heard + 1, time.monotonic_ns()
 
     def _tell(self) -> None:
-        """Report to the node and send a heartbeat. A node that does not read is no reason to wait."""
+        """Report to the node and send a heartbeat."""
         self._is_told = True
-        with suppress(ChannelError):
-            self._report()
-        if self._printing.has_room:
+        self._report()
+        if Printing.has_room():
             self.throttled.flush()  # of each kind, the newest line
         else:
             self.guard.counts["not_logged"] += 1
         self._beats = (self._beats + 1) & 0xFFFFFFFF
         counted = self._beats, _STATES.index(self.guard.status["state"])
         seal = zlib.crc32(b"".join(number.to_bytes(4, "little") for number in counted))
-        make = self._graph.message
-        layout = make("std_msgs/msg/MultiArrayLayout")(dim=[], data_offset=0)
-        data = np.array([*counted, seal], np.uint32)
-        data = data.tolist() if self._graph.backend == "rclpy" else data
-        self._heartbeat.publish(make("std_msgs/msg/UInt32MultiArray")(layout=layout, data=data))
+        beat = self._graph.message("std_msgs/msg/UInt32MultiArray")(data=[*counted, seal])
+        self._heartbeat.publish(beat)
 
     def _report(self) -> None:
-        stopped = self.guard.stopped
+        """Tell the node; one that does not read is no reason to wait."""
         told = {
             **self.guard.status,
-            "stopped": [stopped[0].value, stopped[1]] if stopped else [],
             "said": self._said,
             "subscribers": self.drivers.subscribers,
             "gids": {topic: gid.hex() for topic, gid in self.drivers.gids.items()},
             "slowest_ms": round(1e3 * self._slowest, 2),
         }
         self._slowest = 0.0
-        self._channel.send(json.dumps(told).encode())
+        with suppress(ChannelError):
+            self._channel.send(json.dumps(told).encode())
 
 
 def first_options(channel: Channel, node_ended: int) -> Config | None:
@@ -255,7 +212,7 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node ends this process after its last hold
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=asked["channel"]))
-    printing, refused = Printing(), take_priority()  # in this order: who copies the log has no priority
+    _printing, refused = Printing(), take_priority()  # in this order: who copies the log has no priority
     node_ended = os.pidfd_open(asked["process"])
     ros = ["--ros-args", "-p", "use_sim_time:=true"] if asked["simulated"] else []
     with open_graph(asked["backend"], ros, asked["log_level"]) as graph:
@@ -264,14 +221,11 @@ def main(arguments: Sequence[str]) -> int:
             config = first_options(channel, node_ended)
             if config is None:
                 return 0
-            process = GuardProcess(graph, node, channel, config, asked["heartbeats"], printing)
+            process = GuardProcess(graph, node, channel, config, asked["heartbeats"])
         except Exception as error:
             channel.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
             return 1
         for each in refused + stay_in_memory():
             process.logger.warning(f"not permitted here, so that load can delay the guard: {each}")
-        try:
-            process.run(node_ended)
-        finally:
-            process.close()
+        process.run(node_ended)
     return 0
