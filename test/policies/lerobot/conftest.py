@@ -145,7 +145,8 @@ def write_fast_tokenizers(words: Path, actions: Path) -> None:
     (actions / "fast.py").write_text(base + "class Fast(Base):\n    pass\n")
 
 
-MOLMOACT2 = {**_CHUNK, "action_mode": "continuous", "normalize_gripper": True, "enable_inference_cuda_graph": False}
+MOLMOACT2 = {**_CHUNK, "action_mode": "continuous", "normalize_gripper": True}
+MOLMOACT2 |= {"inference_action_mode": "continuous", "enable_inference_cuda_graph": False}
 MOLMOACT2 |= {"model_dtype": "float32", "dtype": "float32", "train_mode_vlm": "freeze"}
 """Options of MolmoAct2, in LeRobot 0.6.1 the first of the last line, in its main branch the others."""
 
