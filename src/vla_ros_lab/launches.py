@@ -70,7 +70,8 @@ def replay(context: LaunchContext) -> list[Action]:
     node = policy_node(context, assignments=assignments, on_exit=shut_down_with("the policy node"))
     name = node_name(context)
     action = _resolved(node_topics.ACTION, name)
-    record = _bag("record", "-o", str(output / "actions"), action, output="log")
+    # Lyrical takes topics only after --topics, which Humble does not know; all know expressions.
+    record = _bag("record", "-o", str(output / "actions"), "-e", f"^{action}$", output="log")
     # The delay is for discovery, because lost frames are not sent again.
     rates = ("--clock", "100", "--delay", "3", "--rate", value(context, "rate"))
     play = _bag("play", str(bag), *rates, "--topics", *_inputs(config, name), output="screen")

@@ -109,6 +109,13 @@ def test_a_missing_or_stopped_roudi_is_named(host: Path) -> None:
     assert "RouDi is not running" in stopped
 
 
+def test_iceoryx_of_lyrical_is_refused_with_its_fault(host: Path) -> None:
+    report = check_profile("iceoryx", FULL_HD, DISTRIBUTIONS["lyrical"], environment(host, "iceoryx"))
+    assert report.fatal
+    assert "issue 585" in only_problem(report)
+    assert "middleware:=cyclonedds" in str(report)
+
+
 def test_a_listening_roudi_is_up_but_a_stale_socket_is_not(host: Path) -> None:
     assert not roudi_is_up()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as roudi:

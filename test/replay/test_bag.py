@@ -162,12 +162,14 @@ def test_metadata_is_not_needed(write_bag, small_recording, damage):
     assert [loss.file for loss in losses] == ["metadata.yaml"]
 
 
-def test_split_files_follow_each_other_by_number(write_bag, small_recording, tmp_path):
+@pytest.mark.parametrize("name", ["split_{0}", "{0}_split_2026_11_29-20_59_{1:02}"])
+def test_split_files_follow_each_other_by_number(write_bag, small_recording, tmp_path, name):
+    """The second name is rosbag2's since Lyrical: number, folder, local time (which may go back)."""
     folder = tmp_path / "split"
     folder.mkdir()
     for index in range(11):
         part = write_bag(f"part{index}", small_recording[index * 5 : index * 5 + 5])
-        shutil.copy(part / f"part{index}.mcap", folder / f"split_{index}.mcap")
+        shutil.copy(part / f"part{index}.mcap", folder / f"{name.format(index, 59 - index)}.mcap")
     records, losses = contents(folder)
     assert [record[0] for record in records] == [time for time, _, _ in small_recording[:55]]
     assert [loss.file for loss in losses] == ["metadata.yaml"]

@@ -221,7 +221,7 @@ def test_listeners_and_a_gripper_apart_are_no_contest(robot, policy, program, tm
         robot.node.create_subscription(kind, topic, lambda message: None, 10)
     node, words = moving(robot, policy, "topics.gripper:=/gripper/command")
     if importlib.util.find_spec("ros2bag"):
-        record = program("ros2", "bag", "record", "-o", str(tmp_path / "bag"), COMMAND, "/joint_states")
+        record = program("ros2", "bag", "record", "-o", str(tmp_path / "bag"), "-e", f"^({COMMAND}|/joint_states)$")
         record.wait_for(f"Subscribed to topic '{COMMAND}'", 60)
     if shutil.which("ros2"):
         echo = program("ros2", "topic", "echo", COMMAND, "sensor_msgs/msg/JointState")

@@ -30,6 +30,7 @@ def test_the_node_moves_the_arm_and_names_the_checks_that_are_lost(robot, policy
     robot.node.create_subscription(DiagnosticArray, "/diagnostics", told.append, QoSProfile(depth=10))
     node = policy()
     robot.drive()
+    node.wait_for("is ready")  # for 10 s, the killed node of the test before has a service of that name
     robot.wait(lambda: robot.enable()[0], "arming")
     robot.wait(lambda: any(robot.is_motion(command) for _, command in robot.commands), "a command")
     node.wait_for(f"checks are lost: {without_structs}")

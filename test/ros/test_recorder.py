@@ -33,7 +33,7 @@ sys.exit(service.run())
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_recorder_ends_with_its_launch(program, tmp_path, number: signal.Signals) -> None:
     """As `replay.launch.py` starts it."""
-    launch = program(sys.executable, "-c", RECORDER, "record", "-o", str(tmp_path / "bag"), "/rosout")
+    launch = program(sys.executable, "-c", RECORDER, "record", "-o", str(tmp_path / "bag"), "-e", "^/rosout$")
     launch.wait_for("Recording...", 60)
     found = re.search(r"process started with pid \[(\d+)\]", launch.output)
     assert found is not None

@@ -14,13 +14,18 @@ pytest.importorskip("rosetta_interfaces", reason="rosetta_interfaces is not inst
 pytestmark = [pytest.mark.ros, pytest.mark.skipif(not shutil.which("ros2"), reason="ros2 is not installed")]
 
 SCRIPTED = Path(__file__).parents[1] / "node" / "scripted_node.py"
+BY_NAME = "<Compatibility><IgnoreTypeInformation>1.16</IgnoreTypeInformation></Compatibility>"
 GOAL = ("/vla_policy/run_policy", "rosetta_interfaces/action/RunPolicy", "{prompt: 'go on'}", "--feedback")
 
 
 @pytest.fixture(params=["rclpy", "dds"])
-def node(request: pytest.FixtureRequest, robot: Any, program: Callable[..., Any]) -> Any:
+def node(
+    request: pytest.FixtureRequest, robot: Any, program: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> Any:
     if request.param == "dds" and os.environ.get("RMW_IMPLEMENTATION") != "rmw_cyclonedds_cpp":
         pytest.skip("services of the embedded participant are those of rmw_cyclonedds_cpp")
+    if request.param == "dds" and os.environ.get("ROS_DISTRO") == "lyrical":  # whose clients compare types
+        monkeypatch.setenv("CYCLONEDDS_URI", f"<CycloneDDS><Domain>{BY_NAME}</Domain></CycloneDDS>")
     quick = [option for option in robot.quick if not option.startswith("policy.instruction")]
     options = (*quick, "control.armed:=true", f"node.backend:={request.param}")
     started = program(sys.executable, str(SCRIPTED), *(word for option in options for word in ("-p", option)))

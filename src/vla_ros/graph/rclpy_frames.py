@@ -23,7 +23,7 @@ from vla_ros.graph.origin import Origin
 
 BLOCK = "VLA_ROS_PUBLIC_RCLPY"
 """Environment variable; set, it has :mod:`vla_ros.graph.rclpy_public` used instead."""
-KNOWN_STRUCTS = ("humble", "iron", "jazzy", "kilted")
+KNOWN_STRUCTS = ("humble", "iron", "jazzy", "kilted", "lyrical")
 """Distributions whose structs are those below."""
 
 _OK = 0  # RCL_RET_OK

@@ -250,6 +250,10 @@ def receive_buffer(frames: FrameLoad) -> Findings:
 
 
 def _iceoryx(frames: FrameLoad, distribution: Distribution, variables: Mapping[str, str]) -> Findings:
+    if distribution.cyclone == "11":
+        cut = "cuts 4 bytes off images and joint states over iceoryx (ros2/rmw_cyclonedds issue 585, version 4.1.5)"
+        yield Problem(f"rmw_cyclonedds_cpp of {distribution.name} {cut}", _use("cyclonedds"), fatal=True)
+        return
     text = _cyclone_text(variables)
     if isinstance(text, Problem):
         yield Problem(text.found, _use("iceoryx"))

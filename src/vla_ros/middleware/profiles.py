@@ -163,14 +163,20 @@ def cyclone_xml(
     # Loopback does not announce multicast, but Cyclone can use it there.
     multicast = "true" if interface == "lo" else "default"
     interfaces = [f'<NetworkInterface {chosen} priority="default" multicast="{multicast}"/>']
-    shared_memory = ""
-    if iceoryx and distribution.cyclone == "0.10":
-        shared_memory = """
+    more = ""
+    if distribution.cyclone == "11":
+        more = """
+    <Compatibility>
+      <!-- The type of a service lacks its header in Lyrical; the embedded participant's has it. -->
+      <IgnoreTypeInformation>1.16</IgnoreTypeInformation>
+    </Compatibility>"""
+    elif iceoryx:
+        more = """
     <SharedMemory>
       <Enable>true</Enable>
       <LogLevel>warn</LogLevel>
     </SharedMemory>"""
-    elif iceoryx:
+    if iceoryx and distribution.cyclone == "11":
         interfaces.append('<PubSubMessageExchange type="iox" library="psmx_iox" config="LOG_LEVEL=WARN;"/>')
     return (
         _TEMPLATES.joinpath("cyclonedds.xml")
@@ -180,7 +186,7 @@ def cyclone_xml(
             version=distribution.cyclone,
             name="iceoryx" if iceoryx else "cyclonedds",
             interfaces="\n        ".join(interfaces),
-            shared_memory=shared_memory,
+            more=more,
             buffer=receive_buffer_bytes(frames),
             high=round_up(2 * frames.message_bytes, 1024) // 1024,
         )

@@ -1,5 +1,6 @@
 """Checkpoints of random weights, small enough to build in seconds, written by LeRobot itself."""
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from functools import partial
@@ -144,6 +145,61 @@ def write_fast_tokenizers(words: Path, actions: Path) -> None:
     (actions / "fast.py").write_text(base + "class Fast(Base):\n    pass\n")
 
 
+MOLMOACT2 = {**_CHUNK, "action_mode": "continuous", "normalize_gripper": True}
+MOLMOACT2 |= {"inference_action_mode": "continuous", "enable_inference_cuda_graph": False}
+MOLMOACT2 |= {"model_dtype": "float32", "dtype": "float32", "train_mode_vlm": "freeze"}
+"""Options of MolmoAct2, in LeRobot 0.6.1 the first of the last line, in its main branch the others."""
+
+
+def write_molmoact2(folder: Path) -> dict[str, Any]:
+    """Write the checkpoint from which LeRobot builds MolmoAct2; return the options that this LeRobot knows."""
+    import torch
+    from lerobot.policies.molmoact2.configuration_molmoact2 import MolmoAct2Config as Policy
+    from lerobot.policies.molmoact2.molmoact2_hf_model.configuration_molmoact2 import MolmoAct2Config
+    from lerobot.policies.molmoact2.molmoact2_hf_model.modeling_molmoact2 import MolmoAct2ForConditionalGeneration
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import Qwen2Tokenizer
+
+    parts = ("image", "low_res_image", "frame", "action", "state")
+    framed = [f"{part}_{side}" for part in parts for side in ("start", "end")]
+    framed.remove("low_res_image_end")
+    numbers = {f"{name}_token_id": name.replace("image", "im") for name in (*framed, "action_output")}
+    numbers |= {"image_low_res_id": "im_low", "image_col_id": "im_col", "image_patch_id": "im_patch"}
+    numbers["state_token_start_id"] = "state_0"
+    named = [*numbers.values(), *(f"state_{number}" for number in range(1, 256))]
+    named += ["|image|", "|im_start|", "|im_end|", "setup_start", "setup_end", "control_start", "control_end"]
+    end = "<|endoftext|>"
+    letters = {letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    text = Qwen2Tokenizer(vocab=letters, merges=[], bos_token=end, eos_token=end, pad_token=end, unk_token=end)
+    text.add_tokens([f"<{name}>" for name in named], special_tokens=True)
+    text.save_pretrained(folder)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    vision = {**_VISION, **heads, "num_hidden_layers": 2, "image_default_input_size": (56, 56), "image_num_pos": 16}
+    torch.manual_seed(0)
+    model = MolmoAct2ForConditionalGeneration(
+        MolmoAct2Config(
+            vision,
+            {**_VISION, **heads, "vit_layers": (-1, -2), "text_hidden_size": 32},
+            {**_TEXT, **heads, "vocab_size": len(text) + 1, "additional_vocab_size": 8, "use_qk_norm": True},
+            {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "ffn_multiple_of": 16, "timestep_embed_dim": 16},
+            **{key: text.convert_tokens_to_ids(f"<{name}>") for key, name in numbers.items()},
+            num_state_tokens=256,
+            max_action_horizon=10,
+            flow_matching_num_steps=2,
+            action_mode="continuous",
+        )
+    )
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(std=0.1)
+    model.save_pretrained(folder)
+    crop = {"size": {"height": 56, "width": 56}, "max_crops": 1, "crop_mode": "resize"}
+    processor = {"image_processor": crop, "video_processor": {}, "image_use_col_tokens": False}
+    (folder / "processor_config.json").write_text(json.dumps(processor))
+    known = {field.name for field in dataclasses.fields(Policy)}
+    return {key: value for key, value in MOLMOACT2.items() if key in known} | {"checkpoint_path": str(folder)}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def small_gemma() -> Iterator[None]:
     """Replaces LeRobot's fixed size of PaliGemma, which has billions of parameters."""
@@ -207,7 +263,7 @@ def write(kind: str, words: Path, where: Path, image: bool = True, **more: Any) 
         STATE: PolicyFeature(FeatureType.STATE, (JOINTS,)),
     }
     outputs = {"action": PolicyFeature(FeatureType.ACTION, (JOINTS,))}
-    options = FAMILIES.get(kind, PI0_FAST) | more
+    options = FAMILIES.get(kind, {}) | more
     if kind in _NAMES_TOKENIZER:
         options[_NAMES_TOKENIZER[kind]] = str(words)
     config = make_policy_config(kind, input_features=inputs, output_features=outputs, device="cpu", **options)

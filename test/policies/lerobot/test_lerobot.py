@@ -32,7 +32,7 @@ from vla_ros_models.lerobot import make
 from vla_ros_models.lerobot.options import LeRobotOptions
 from vla_ros_models.lerobot.policy import LeRobotPolicy
 
-from .conftest import write, write_fast_tokenizers
+from .conftest import PI0_FAST, write, write_fast_tokenizers, write_molmoact2
 
 FRONT, STATE = "observation.images.front", "observation.state"
 HUB = "google/paligemma-3b-pt-224"
@@ -67,7 +67,7 @@ def theirs(folder: Path, words: Path, asked: Observation) -> tuple[Any, Any]:
     if rtc:
         config.rtc_config = RTCConfig()
     policy = get_policy_class(config.type).from_pretrained(folder, config=config)
-    names_words = config.type not in ("act", "diffusion")
+    names_words = config.type not in ("act", "diffusion", "molmoact2")
     overrides = {"tokenizer_processor": {"tokenizer_name": str(words)}} if names_words else {}
     if config.type == "pi0_fast":
         overrides["action_tokenizer_processor"] = {"paligemma_tokenizer_name": str(words)}
@@ -96,7 +96,7 @@ def test_pi0_fast_decodes_what_lerobot_decodes(
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     write_fast_tokenizers(words, actions)
     named = {"text_tokenizer_name": str(words), "action_tokenizer_name": str(actions)}
-    folder = write("pi0_fast", words, tmp_path / "pi0_fast", **named)
+    folder = write("pi0_fast", words, tmp_path / "pi0_fast", **PI0_FAST, **named)
     policy = loaded(folder, tokenizer=str(words))
     assert not policy.spec.continues_chunks
     asked = observation(policy)
@@ -105,6 +105,22 @@ def test_pi0_fast_decodes_what_lerobot_decodes(
     assert chunk.normalized is not None
     assert np.array_equal(chunk.normalized, normalized)
     assert np.array_equal(chunk.actions, expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*rope_config_validation")
+def test_molmoact2_infers_and_continues_as_lerobot_does(tmp_path: Path, words: Path) -> None:
+    folder = write("molmoact2", words, tmp_path / "molmoact2", **write_molmoact2(tmp_path / "base"))
+    policy = loaded(folder)
+    assert policy.spec.continues_chunks
+    alone = observation(policy)
+    torch.manual_seed(3)
+    executed = policy.infer(policy.start_session(), alone)
+    assert np.array_equal(executed.actions, theirs(folder, words, alone)[1])
+    asked = observation(policy, PreviousChunk(executed.actions[2:], delay=3))
+    torch.manual_seed(3)
+    continued = policy.infer(policy.start_session(), asked)
+    assert np.array_equal(continued.actions, theirs(folder, words, asked)[1])
+    assert not np.array_equal(continued.actions, executed.actions)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Runs tiny pi folders with LeRobot's own code, in an environment with lerobot 0.6.1."""
+"""Runs tiny pi folders with LeRobot's own code, in an environment with lerobot 0.6.1 or its main branch."""
 
 import contextlib
 import io
@@ -55,6 +55,7 @@ def tiny() -> Iterator[None]:
 def older(folder: Path) -> None:
     """Adds what only transformers reads, and removes keys that LeRobot 0.6.1 does not know, which are off."""
     tokens = {"tokenizer_class": "GemmaTokenizer", "pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
+    tokens["mask_token"] = None  # transformers would add one, and LeRobot's main branch saves the tokenizer
     (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(tokens))
     path = folder / "config.json"
     content = json.loads(path.read_text())

@@ -67,6 +67,7 @@ def test_lerobot_answers_as_recorded(checkpoint, kind, name, mutation):
         text = json.dumps(ANSWERS, sort_keys=True)
         FILE.write_text(text.replace(']], "', ']],\n"').replace('", "', '",\n"') + "\n")
     elif isinstance(recorded, str):
-        assert isinstance(found, str)
+        # LeRobot's main branch knows this option, for its memory; the family `pi` refuses it.
+        assert isinstance(found, str) or name == "no state in the prompt"
     else:
         np.testing.assert_allclose(found, recorded, atol=2e-5, rtol=0)
