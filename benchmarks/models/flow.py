@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from benchmarks.models.machine import Stage, floor_ms, memory_gb
 from benchmarks.models.report import footing, heading, stage_rows
-from benchmarks.models.setup import COMPILED_UNUSED, Setup, figures
+from benchmarks.models.setup import COMPILED_UNUSED, Arrivals, Setup, figures
 from vla_ros.types import FloatArray, ImageProcessor, RawImage
 from vla_ros.vision.decode import decode_image
-from vla_ros.vision.messages import image_stamp
+from vla_ros.vision.messages import CdrBytes, image_stamp
 from vla_ros_lab.bench.times import Stopwatch, Times, collect, make_messages, percentiles, row
 
 BATCHES = (2, 4, 8)
@@ -41,13 +43,13 @@ class Measurement:
     """Runs camera messages to a chunk, as the node does."""
 
     subject: Subject
-    message: Callable[[int], bytes]  # index to ``sensor_msgs/Image``
+    message: Callable[[int], CdrBytes]  # index to ``sensor_msgs/Image``
     cameras: int  # messages of one observation
 
-    def messages(self, index: int) -> list[bytes]:
+    def messages(self, index: int) -> list[CdrBytes]:
         return [self.message(index * self.cameras + camera) for camera in range(self.cameras)]
 
-    def _images(self, messages: Sequence[bytes]) -> list[RawImage]:
+    def _images(self, messages: Sequence[CdrBytes]) -> list[RawImage]:
         frames = []
         for message in messages:
             image_stamp(message)
@@ -79,7 +81,8 @@ def measure(arguments: argparse.Namespace, setup: Setup, subject: Subject) -> di
     """Measure the engine, alone, with RTC and in batches, and the baseline."""
     loaded, engine, steps, warmup = time.perf_counter(), subject.engine, setup.steps, setup.warmup
     height, width = arguments.frame or DEFAULT_FRAME
-    measurement = Measurement(subject, make_messages(height, width), arguments.images)
+    arrivals = Arrivals(engine, make_messages(height, width), 2 * arguments.images * BATCHES[-1])
+    measurement = Measurement(subject, arrivals, arguments.images)
     subject.warm_up()
     measurement.run(1, 0)
     first = time.perf_counter()
@@ -100,6 +103,7 @@ def measure(arguments: argparse.Namespace, setup: Setup, subject: Subject) -> di
         "horizon": engine.model.horizon,
         "flow_steps": arguments.flow_steps,
         "frame": [width, height],
+        "slot_ms": percentiles(np.array(arrivals.milliseconds)),
         "rtc_ms": percentiles(rtc["total"]),
         "batch_ms": rates,
         "floor_ms": floor_ms(setup.machine, subject.stages),

@@ -1,0 +1,189 @@
+"""Judges real-time chunking by LeRobot's own: the demo's weights on the simulated table, paired by seed.
+
+Runs of `vla-ros demo` in simulated time, live at each delay: `append`, this package's `rtc` and LeRobot's, each
+guided with the demo's options (the whole rest of the plan, `ones`) and with LeRobot's defaults (`linear`, ten
+actions). LeRobot 0.6.1 runs in a Python of its own, on a copy of the checkpoint without the one field that it does
+not know. Run again, it continues where it stopped.
+
+    python benchmarks/rtc_judge.py LEROBOT_PYTHON --json FILE [--episodes 40] [--delays 0 100 200]
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a file
+
+CHUNK, BLOCK = 16, 20  # actions of a chunk of the demo's policy; seeds of one run
+OPTIONS = (
+    "features.state:=['state = arm.joint_position + arm.gripper[0..1 clipped]']",
+    "features.action:=['arm.joint_position', 'arm.gripper']",
+    "control.rate_hz:=20.0",
+    "gripper.threshold:=0.5",
+    "timeouts.inference:=60",  # real seconds, on a busy machine; the simulated delay is what counts
+)
+"""What config/demo_pi.yaml says of the same weights, for every cell."""
+
+
+def cells() -> dict[str, tuple[str, str, int]]:
+    """Return each cell's policy, the guidance's schedule and its horizon."""
+    guided = {"ones": CHUNK, "linear": 10}
+    rows = {"append": ("pi", "ones", 0)}
+    for schedule, horizon in guided.items():
+        rows |= {
+            f"rtc, {schedule}": ("pi", schedule, horizon),
+            f"LeRobot, {schedule}": ("lerobot", schedule, horizon),
+        }
+    return rows
+
+
+def run(arguments: argparse.Namespace, scratch: Path) -> int:
+    """Make the runs that are missing, and print the table of the blocks that every cell has."""
+    from benchmarks.distilled import compared
+    from benchmarks.schedules import CAMERA_HZ, markdown_table
+    from tools.train.evaluate import run_demo
+    from vla_ros.files import save_text
+
+    known: dict[str, dict[str, bool]] = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
+    first, last = arguments.seed, arguments.seed + arguments.episodes
+    chosen = {name: cell for name, cell in cells().items() if cell[1] in arguments.guidance}
+    for seed, delay, (name, (policy, guidance, horizon)) in product(
+        range(first, last, BLOCK), arguments.delays, chosen.items()
+    ):
+        found = known.setdefault(f"{name} {delay:g}", {})
+        if str(seed) in found:
+            continue
+        words = ["--simulated-time", "--delay-ms", f"{delay:g}", "--camera-hz", str(CAMERA_HZ)]
+        words += ["--seed", str(seed), "--episodes", str(min(BLOCK, last - seed)), "--policy", policy]
+        words += ["--schedule", "append" if name == "append" else "rtc"]
+        options = [*OPTIONS]
+        if policy == "lerobot":
+            folder = scratch / guidance
+            if not folder.exists():
+                write_checkpoint(folder, guidance, horizon)
+                launcher = f'#!/bin/sh\nexec {arguments.python} {Path(__file__).resolve()} serve {folder} "$@"\n'
+                (folder / "python").write_text(launcher)
+                (folder / "python").chmod(0o700)
+            words += ["--checkpoint", str(folder)]
+            options += [
+                f"policy.python:={folder / 'python'}",
+                f"policy.tokenizer:={folder}",
+                f"policy.seed:={seed}",
+            ]
+        else:
+            words += ["--checkpoint", "demo-pi"]
+            options += [
+                f"policy.rtc_schedule:={guidance}",
+                f"policy.rtc_horizon:={horizon}",
+                f"policy.seed:={seed}",
+            ]
+        result = run_demo(*words, *(word for option in options for word in ("-p", option)))
+        found |= {str(one["seed"]): bool(one["success"]) for one in result["episodes"]}
+        save_text(arguments.json, json.dumps(known, indent=1) + "\n")
+        print(f"{name}, {delay:g} ms, {len(found)} episodes: {sum(found.values())}", flush=True)
+    lines: list[tuple[str, ...]] = [("delay", *chosen)]
+    for delay in arguments.delays:
+        scores = {name: known[f"{name} {delay:g}"] for name in chosen}
+        shown = [f"{sum(score.values())} of {len(score)}" for score in scores.values()]
+        lines.append((f"{delay:g} ms", *shown))
+        for guidance in arguments.guidance:
+            ours, judge = scores[f"rtc, {guidance}"], scores[f"LeRobot, {guidance}"]
+            print(
+                f"{delay:g} ms, {guidance}: LeRobot against rtc, lost and won, difference: {compared(ours, judge)}"
+            )
+    print(markdown_table(lines))
+    return 0
+
+
+def write_checkpoint(folder: Path, guidance: str, horizon: int) -> None:
+    """Copy the demo's checkpoint as LeRobot 0.6.1 reads it, with the options of its RTC."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from vla_ros.config.checkpoints import folder_of
+
+    shutil.copytree(folder_of("demo-pi"), folder)
+    path = folder / "config.json"
+    content = json.loads(path.read_text())
+    del content["rtc_training_max_delay"]
+    rtc = {"prefix_attention_schedule": guidance.upper(), "execution_horizon": horizon}
+    path.write_text(json.dumps({**content, "n_action_steps": CHUNK, "dtype": "float32", "rtc_config": rtc}))
+    names = {f"{one}_token": f"<{one}>" for one in ("pad", "bos", "eos", "unk")}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names})
+    )
+    weights = load_file(folder / "model.safetensors")
+    stem, width = "model.paligemma_with_expert.", weights["model.action_in_proj.bias"].shape[0]
+    embedding = weights[f"{stem}paligemma.model.language_model.embed_tokens.weight"]
+    weights[f"{stem}paligemma.lm_head.weight"] = embedding.clone()  # tied
+    weights[f"{stem}gemma_expert.lm_head.weight"] = embedding.new_zeros(len(embedding), width)
+    last = f"{stem}paligemma.model.language_model."
+    layers = sorted(name for name in weights if name.startswith(f"{last}layers."))
+    number = max(int(name.split("layers.")[1].split(".")[0]) for name in layers)
+    for name in (each.replace("layers.0.", f"layers.{number}.") for each in layers if "layers.0." in each):
+        weights.setdefault(name, torch.zeros_like(weights[name.replace(f"layers.{number}.", "layers.0.")]))
+    weights.setdefault(f"{last}norm.weight", embedding.new_zeros(embedding.shape[1]))  # no action depends on these
+    path = folder / "policy_preprocessor.json"
+    content = json.loads(path.read_text())
+    content["steps"].append({"registry_name": "device_processor", "config": {"device": "cpu"}})
+    path.write_text(json.dumps(content))
+    save_file(weights, folder / "model.safetensors")
+
+
+def serve(folder: Path, words: list[str]) -> int:
+    """Run `vla-ros` in LeRobot's Python; the sizes of the checkpoint's tensors replace those that LeRobot fixes."""
+    from lerobot.policies.pi05 import modeling_pi05 as module
+
+    from vla_ros.cli.main import main as command
+    from vla_ros_models.pi.checkpoint import read_checkpoint
+
+    sizes = read_checkpoint(folder).architecture
+
+    def gemma(variant: str) -> Any:
+        one = sizes.prefix if variant == "gemma_2b" else sizes.expert
+        shape = one.layers, one.intermediate_size, one.heads, one.kv_heads, one.head_dim
+        return module.GemmaConfig(one.hidden_size, *shape)
+
+    def model(config: Any, real: Any = module.PaliGemmaForConditionalGenerationWithPiGemma) -> Any:
+        vision, own = config.vision_config, sizes.vision
+        vision.hidden_size, vision.num_hidden_layers = own.width, own.blocks
+        vision.intermediate_size, vision.num_attention_heads = own.mlp_width, own.heads
+        vision.patch_size, vision.projection_dim = own.patch_size, sizes.prefix.hidden_size
+        config.text_config.vocab_size = config.image_token_id = sizes.vocabulary
+        return real(config=config)
+
+    def expert(config: Any, real: Any = module.PiGemmaForCausalLM) -> Any:
+        config.vocab_size = sizes.vocabulary
+        return real(config=config)
+
+    with (
+        patch.object(module, "get_gemma_config", gemma),
+        patch.object(module, "PaliGemmaForConditionalGenerationWithPiGemma", model),
+        patch.object(module, "PiGemmaForCausalLM", expert),
+    ):
+        return command(words)
+
+
+def main() -> int:
+    """Run all cells, or the server of one of LeRobot's."""
+    if sys.argv[1:2] == ["serve"]:
+        return serve(Path(sys.argv[2]), sys.argv[5:])  # behind "-m vla_ros.cli"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("python", type=Path, help="of an environment with LeRobot 0.6.1 and this package")
+    parser.add_argument("--episodes", type=int, default=40, help="of each cell")
+    parser.add_argument("--seed", type=int, default=10_000, help="of the first episode")
+    parser.add_argument("--delays", type=float, nargs="+", default=[0, 100, 200], help="milliseconds")
+    parser.add_argument("--guidance", nargs="+", default=["ones", "linear"], choices=("ones", "linear"))
+    parser.add_argument("--json", type=Path, required=True, help="the figures; kept and continued")
+    with tempfile.TemporaryDirectory() as scratch:
+        return run(parser.parse_args(), Path(scratch))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
