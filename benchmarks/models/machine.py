@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -30,17 +31,12 @@ def measure_machine(device: torch.device, dtype: torch.dtype, quantization: str 
     side = 8192 if cuda else 512
     left = torch.randn(side, side, device=device).to(dtype)
     right = torch.randn(side, side, device=device).to(dtype)
-
-    def multiply() -> torch.Tensor:
-        return left @ right
-
     if cuda and quantization == "fp8":
-        one, rows, columns = (
-            torch.ones((), device=device),
-            left.to(torch.float8_e4m3fn),
-            right.to(torch.float8_e4m3fn),
-        )
-        multiply = lambda: torch._scaled_mm(rows, columns.t(), one, one, out_dtype=dtype)  # noqa: E731
+        scale = torch.ones((), device=device)
+        rows, columns = (one.to(torch.float8_e4m3fn) for one in (left, right))
+        multiply = partial(torch._scaled_mm, rows, columns.t(), scale, scale, out_dtype=dtype)
+    else:
+        multiply = partial(torch.matmul, left, right)
     product = median_seconds(device, multiply)
     name = torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads"
     return Machine(name, 2 * count / copy, 2 * side**3 / product)
