@@ -118,6 +118,12 @@ def write_checkpoint(folder: Path, guidance: str, horizon: int) -> None:
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names})
     )
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())  # LeRobot expects Gemma's, which begins with <bos>
+    order = [{"SpecialToken": {"id": "<bos>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    known = {"<bos>": {"id": "<bos>", "ids": [2], "tokens": ["<bos>"]}}
+    begun = {"type": "TemplateProcessing", "single": order, "pair": order, "special_tokens": known}
+    path.write_text(json.dumps({**content, "post_processor": begun}))
     weights = load_file(folder / "model.safetensors")
     stem, width = "model.paligemma_with_expert.", weights["model.action_in_proj.bias"].shape[0]
     embedding = weights[f"{stem}paligemma.model.language_model.embed_tokens.weight"]

@@ -34,7 +34,7 @@ class FrameSlots:
         held = slot[: len(data)]
         np.copyto(held, np.frombuffer(data, np.uint8))  # without the interpreter's lock, unlike bytes
         weakref.finalize(held, self._free.append, slot).atexit = False
-        return memoryview(held)
+        return held.data
 
 
 def slots_of(camera: CameraConfig, page_locked: Callable[[int], UInt8Array | None]) -> list[FrameSlots]:
