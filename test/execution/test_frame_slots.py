@@ -28,7 +28,7 @@ def slots(made):
         made.append(np.zeros(size, np.uint8))
         return made[-1]
 
-    options = ["camera.topics:=[/a, /b]", "camera.width:=64", "camera.height:=48"]
+    options = ["camera.topics:=[/a, /b]", "camera.keys:=[a, b]", "camera.width:=64", "camera.height:=48"]
     return slots_of(load([], options).camera, page_locked)
 
 
