@@ -6,6 +6,7 @@ actions). LeRobot 0.6.1 runs in a Python of its own, on a copy of the checkpoint
 not know. Run again, it continues where it stopped.
 
     python benchmarks/rtc_judge.py LEROBOT_PYTHON --json FILE [--episodes 40] [--delays 0 100 200]
+    LEROBOT_PYTHON benchmarks/rtc_judge.py chunks    # chunk by chunk, with the same noise
 """
 
 import argparse
@@ -13,6 +14,8 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,9 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a file
 
 CHUNK, BLOCK = 16, 20  # actions of a chunk of the demo's policy; seeds of one run
+GUIDED = {"ones": CHUNK, "linear": 10}
+"""The guidance's schedules, each with its horizon."""
+
 OPTIONS = (
     "features.state:=['state = arm.joint_position + arm.gripper[0..1 clipped]']",
     "features.action:=['arm.joint_position', 'arm.gripper']",
@@ -33,9 +39,8 @@ OPTIONS = (
 
 def cells() -> dict[str, tuple[str, str, int]]:
     """Return each cell's policy, the guidance's schedule and its horizon."""
-    guided = {"ones": CHUNK, "linear": 10}
     rows = {"append": ("pi", "ones", 0)}
-    for schedule, horizon in guided.items():
+    for schedule, horizon in GUIDED.items():
         rows |= {
             f"rtc, {schedule}": ("pi", schedule, horizon),
             f"LeRobot, {schedule}": ("lerobot", schedule, horizon),
@@ -142,11 +147,11 @@ def write_checkpoint(folder: Path, guidance: str, horizon: int) -> None:
     save_file(weights, folder / "model.safetensors")
 
 
-def serve(folder: Path, words: list[str]) -> int:
-    """Run `vla-ros` in LeRobot's Python; the sizes of the checkpoint's tensors replace those that LeRobot fixes."""
+@contextmanager
+def small_sizes(folder: Path) -> Iterator[None]:
+    """Replace the sizes that LeRobot fixes by those of a checkpoint's tensors."""
     from lerobot.policies.pi05 import modeling_pi05 as module
 
-    from vla_ros.cli.main import main as command
     from vla_ros_models.pi.checkpoint import read_checkpoint
 
     sizes = read_checkpoint(folder).architecture
@@ -173,7 +178,64 @@ def serve(folder: Path, words: list[str]) -> int:
         patch.object(module, "PaliGemmaForConditionalGenerationWithPiGemma", model),
         patch.object(module, "PiGemmaForCausalLM", expert),
     ):
+        yield
+
+
+def serve(folder: Path, words: list[str]) -> int:
+    """Run `vla-ros` in LeRobot's Python."""
+    from vla_ros.cli.main import main as command
+
+    with small_sizes(folder):
         return command(words)
+
+
+def compare_chunks(scratch: Path) -> int:
+    """Print how far chunks of the same weights, observation, noise and previous chunk are from LeRobot's."""
+    import numpy as np
+    import torch
+
+    from vla_ros.config import load
+    from vla_ros.policies.base import create
+    from vla_ros.types import Observation, PreviousChunk
+
+    for guidance, horizon in GUIDED.items():
+        folder, draw = scratch / guidance, np.random.default_rng(0)
+        write_checkpoint(folder, guidance, horizon)
+        judge = ["policy.name:=lerobot", f"policy.checkpoint:={folder}", f"policy.tokenizer:={folder}"]
+        own = ["policy.name:=pi", "policy.checkpoint:=demo-pi", f"policy.rtc_schedule:={guidance}"]
+        both: list[Any] = [
+            create(load([], [*OPTIONS, *words]))
+            for words in ([*own, "policy.rtc:=guided", f"policy.rtc_horizon:={horizon}"], judge)
+        ]
+        with small_sizes(folder):
+            for policy in both:
+                policy.load()
+        found: dict[str, float] = {}
+        for _, delay in product(range(6), (None, 0, 2, 4)):
+            image, state = draw.integers(0, 256, (224, 224, 3), dtype=np.uint8), 0.3 * draw.normal(size=8)
+            noise = draw.normal(size=(CHUNK, 8)).astype(np.float32)
+            left = state + 0.02 * draw.normal(size=(CHUNK - 3, 8)).cumsum(0)
+            previous = None if delay is None else PreviousChunk(left, delay)
+            drawn = torch.from_numpy(noise)[None]
+            both[1]._checkpoint.policy.model.sample_noise = lambda *_, drawn=drawn: drawn
+            ours, theirs = (
+                policy.infer(
+                    policy.start_session(),
+                    Observation(
+                        {"image": image},
+                        "pick up the red cube",
+                        0,
+                        {"state": state},
+                        noise=noise,
+                        previous=previous,
+                    ),
+                ).actions
+                for policy in both
+            )
+            name = "no previous chunk" if delay is None else f"delay {delay}"
+            found[name] = max(found.get(name, 0.0), float(np.abs(ours - theirs).max()))
+        print(f"{guidance}: largest difference", {name: f"{value:.1e}" for name, value in found.items()})
+    return 0
 
 
 def main() -> int:
@@ -188,6 +250,8 @@ def main() -> int:
     parser.add_argument("--guidance", nargs="+", default=["ones", "linear"], choices=("ones", "linear"))
     parser.add_argument("--json", type=Path, required=True, help="the figures; kept and continued")
     with tempfile.TemporaryDirectory() as scratch:
+        if sys.argv[1:] == ["chunks"]:
+            return compare_chunks(Path(scratch))
         return run(parser.parse_args(), Path(scratch))
 
 
