@@ -13,7 +13,7 @@ from benchmarks.models.report import footing, heading, stage_rows
 from benchmarks.models.setup import COMPILED_UNUSED, Arrivals, Setup, figures
 from vla_ros.types import FloatArray, ImageProcessor, RawImage
 from vla_ros.vision.decode import decode_image
-from vla_ros.vision.messages import CdrBytes, image_stamp
+from vla_ros.vision.messages import CdrBytes
 from vla_ros_lab.bench.times import Stopwatch, Times, collect, make_messages, percentiles, row
 
 BATCHES = (2, 4, 8)
@@ -50,11 +50,8 @@ class Measurement:
         return [self.message(index * self.cameras + camera) for camera in range(self.cameras)]
 
     def _images(self, messages: Sequence[CdrBytes]) -> list[RawImage]:
-        frames = []
-        for message in messages:
-            image_stamp(message)
-            frames.append(RawImage(decode_image(message).image, processor=self.subject.processor))
-        return frames
+        processor = self.subject.processor
+        return [RawImage(decode_image(message).image, processor=processor) for message in messages]
 
     def step(self, index: int, batch: int, continuation: Any) -> dict[str, float]:
         """Compute a chunk for one observation of each robot; return milliseconds by stage with ``total``."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from benchmarks.models.subject import Subject
 from vla_ros.types import IntArray, RawImage
 from vla_ros.vision.decode import decode_image
-from vla_ros.vision.messages import CdrBytes, image_stamp
+from vla_ros.vision.messages import CdrBytes
 from vla_ros.vision.processors import ResizeNaive
 from vla_ros_lab.bench.times import Stopwatch, Times, collect
 from vla_ros_models.engine.drafts import DraftState
@@ -35,7 +35,6 @@ class Measurement:
     def step(self, message: CdrBytes, draft: DraftState) -> tuple[EngineResult, dict[str, float]]:
         """Run one message; return the engine's answer and milliseconds by stage with ``total``."""
         watch = Stopwatch()
-        image_stamp(message)
         frame = self.image(message)
         watch.lap("receive")
         answer = self.engine.answer([EngineRequest(frame, self.prompt, draft)])[0]

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.models.machine import Machine, measure_machine, memory_gb
 from vla_ros.execution.frame_slots import FrameSlots
-from vla_ros.vision.messages import CdrBytes
+from vla_ros.vision.messages import CdrBytes, image_stamp
 from vla_ros_lab.bench.times import Stopwatch, Times, percentiles, stage_medians
 from vla_ros_models.engine.graph_engine import GraphEngine
 from vla_ros_models.network_policy import choose_device
@@ -38,6 +38,7 @@ class Arrivals:
     def __call__(self, index: int) -> CdrBytes:
         message = self._make(index)
         began = time.perf_counter()
+        image_stamp(message)
         kept = self._slots.keep(message)
         self.milliseconds.append(1e3 * (time.perf_counter() - began))
         return kept
