@@ -1,9 +1,9 @@
 """Judges real-time chunking by LeRobot's own: the demo's weights on the simulated table, paired by seed.
 
-Runs of `vla-ros demo` in simulated time, live at each delay: `append`, this package's `rtc` and LeRobot's, each
-guided with the demo's options (the whole rest of the plan, `ones`) and with LeRobot's defaults (`linear`, ten
-actions). LeRobot 0.6.1 runs in a Python of its own, on a copy of the checkpoint without the one field that it does
-not know. Run again, it continues where it stopped.
+Runs of `vla-ros demo` in simulated time, live at each delay: `append`, this package's `rtc` and LeRobot's, with the
+demo's options (guided by the whole rest of the plan, `ones`). LeRobot 0.6.1 runs in a Python of its own, on a copy
+of the checkpoint with what it needs: no field that it does not know, a tokenizer that begins with <bos>, zeros for
+weights that no action depends on. Run again, it continues where it stopped.
 
     python benchmarks/rtc_judge.py LEROBOT_PYTHON --json FILE [--episodes 40] [--delays 0 100 200]
     LEROBOT_PYTHON benchmarks/rtc_judge.py chunks    # chunk by chunk, with the same noise
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a file
 
 CHUNK, BLOCK = 16, 20  # actions of a chunk of the demo's policy; seeds of one run
 GUIDED = {"ones": CHUNK, "linear": 10}
-"""The guidance's schedules, each with its horizon."""
+"""The guidance's schedules, each with its horizon: the demo's, and LeRobot's default."""
 
 OPTIONS = (
     "features.state:=['state = arm.joint_position + arm.gripper[0..1 clipped]']",
@@ -37,83 +37,57 @@ OPTIONS = (
 """What config/demo_pi.yaml says of the same weights, for every cell."""
 
 
-def cells() -> dict[str, tuple[str, str, int]]:
-    """Return each cell's policy, the guidance's schedule and its horizon."""
-    rows = {"append": ("pi", "ones", 0)}
-    for schedule, horizon in GUIDED.items():
-        rows |= {
-            f"rtc, {schedule}": ("pi", schedule, horizon),
-            f"LeRobot, {schedule}": ("lerobot", schedule, horizon),
-        }
-    return rows
+CELLS = "append", "rtc", "LeRobot's rtc"
 
 
 def run(arguments: argparse.Namespace, scratch: Path) -> int:
-    """Make the runs that are missing, and print the table of the blocks that every cell has."""
+    """Make the runs that are missing, and print the table."""
     from benchmarks.distilled import compared
     from benchmarks.schedules import CAMERA_HZ, markdown_table
     from tools.train.evaluate import run_demo
+    from vla_ros.config.checkpoints import folder_of
     from vla_ros.files import save_text
 
     known: dict[str, dict[str, bool]] = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
-    first, last = arguments.seed, arguments.seed + arguments.episodes
-    chosen = {name: cell for name, cell in cells().items() if cell[1] in arguments.guidance}
-    for seed, delay, (name, (policy, guidance, horizon)) in product(
-        range(first, last, BLOCK), arguments.delays, chosen.items()
-    ):
+    first, last, folder = arguments.seed, arguments.seed + arguments.episodes, scratch / "checkpoint"
+    write_checkpoint(folder_of("demo-pi"), folder, "ones", CHUNK)
+    launcher = f'#!/bin/sh\nexec {arguments.python} {Path(__file__).resolve()} serve {folder} "$@"\n'
+    (folder / "python").write_text(launcher)
+    (folder / "python").chmod(0o700)
+    judge = [f"policy.python:={folder / 'python'}", f"policy.tokenizer:={folder}"]
+    for seed, delay, name in product(range(first, last, BLOCK), arguments.delays, CELLS):
         found = known.setdefault(f"{name} {delay:g}", {})
         if str(seed) in found:
             continue
+        theirs = name == CELLS[-1]
         words = ["--simulated-time", "--delay-ms", f"{delay:g}", "--camera-hz", str(CAMERA_HZ)]
-        words += ["--seed", str(seed), "--episodes", str(min(BLOCK, last - seed)), "--policy", policy]
+        words += ["--seed", str(seed), "--episodes", str(min(BLOCK, last - seed))]
         words += ["--schedule", "append" if name == "append" else "rtc"]
-        options = [*OPTIONS]
-        if policy == "lerobot":
-            folder = scratch / guidance
-            if not folder.exists():
-                write_checkpoint(folder, guidance, horizon)
-                launcher = f'#!/bin/sh\nexec {arguments.python} {Path(__file__).resolve()} serve {folder} "$@"\n'
-                (folder / "python").write_text(launcher)
-                (folder / "python").chmod(0o700)
-            words += ["--checkpoint", str(folder)]
-            options += [
-                f"policy.python:={folder / 'python'}",
-                f"policy.tokenizer:={folder}",
-                f"policy.seed:={seed}",
-            ]
-        else:
-            words += ["--checkpoint", "demo-pi"]
-            options += [
-                f"policy.rtc_schedule:={guidance}",
-                f"policy.rtc_horizon:={horizon}",
-                f"policy.seed:={seed}",
-            ]
+        words += ["--policy", "lerobot" if theirs else "pi", "--checkpoint", str(folder) if theirs else "demo-pi"]
+        options = [
+            *OPTIONS,
+            f"policy.seed:={seed}",
+            *(judge if theirs else ()),
+        ]  # demo_pi.yaml says guided and ones
         result = run_demo(*words, *(word for option in options for word in ("-p", option)))
         found |= {str(one["seed"]): bool(one["success"]) for one in result["episodes"]}
         save_text(arguments.json, json.dumps(known, indent=1) + "\n")
         print(f"{name}, {delay:g} ms, {len(found)} episodes: {sum(found.values())}", flush=True)
-    lines: list[tuple[str, ...]] = [("delay", *chosen)]
+    lines: list[tuple[str, ...]] = [("delay", *CELLS, "LeRobot's lost and won against `rtc`", "difference, 95 %")]
     for delay in arguments.delays:
-        scores = {name: known[f"{name} {delay:g}"] for name in chosen}
-        shown = [f"{sum(score.values())} of {len(score)}" for score in scores.values()]
-        lines.append((f"{delay:g} ms", *shown))
-        for guidance in arguments.guidance:
-            ours, judge = scores[f"rtc, {guidance}"], scores[f"LeRobot, {guidance}"]
-            print(
-                f"{delay:g} ms, {guidance}: LeRobot against rtc, lost and won, difference: {compared(ours, judge)}"
-            )
+        scores = [known[f"{name} {delay:g}"] for name in CELLS]
+        shown = [f"{sum(score.values())} of {len(score)}" for score in scores]
+        lines.append((f"{delay:g} ms", *shown, *compared(*scores[1:])))
     print(markdown_table(lines))
     return 0
 
 
-def write_checkpoint(folder: Path, guidance: str, horizon: int) -> None:
-    """Copy the demo's checkpoint as LeRobot 0.6.1 reads it, with the options of its RTC."""
+def write_checkpoint(source: Path, folder: Path, guidance: str, horizon: int) -> None:
+    """Copy a checkpoint as LeRobot 0.6.1 reads it, with the options of its RTC."""
     import torch
     from safetensors.torch import load_file, save_file
 
-    from vla_ros.config.checkpoints import folder_of
-
-    shutil.copytree(folder_of("demo-pi"), folder)
+    shutil.copytree(source, folder)
     path = folder / "config.json"
     content = json.loads(path.read_text())
     del content["rtc_training_max_delay"]
@@ -195,46 +169,40 @@ def compare_chunks(scratch: Path) -> int:
     import torch
 
     from vla_ros.config import load
+    from vla_ros.config.checkpoints import folder_of
     from vla_ros.policies.base import create
     from vla_ros.types import Observation, PreviousChunk
 
-    for guidance, horizon in GUIDED.items():
-        folder, draw = scratch / guidance, np.random.default_rng(0)
-        write_checkpoint(folder, guidance, horizon)
+    draw = np.random.default_rng(0)
+    sources = folder_of("demo-pi"), Path(__file__).parents[1] / "checkpoints" / "libero"
+    for source, (guidance, horizon) in product(sources, GUIDED.items()):
+        folder = scratch / source.name / guidance
+        write_checkpoint(source, folder, guidance, horizon)
         judge = ["policy.name:=lerobot", f"policy.checkpoint:={folder}", f"policy.tokenizer:={folder}"]
-        own = ["policy.name:=pi", "policy.checkpoint:=demo-pi", f"policy.rtc_schedule:={guidance}"]
-        both: list[Any] = [
-            create(load([], [*OPTIONS, *words]))
-            for words in ([*own, "policy.rtc:=guided", f"policy.rtc_horizon:={horizon}"], judge)
-        ]
+        own = ["policy.name:=pi", f"policy.checkpoint:={source}", f"policy.rtc_schedule:={guidance}"]
+        own += ["policy.rtc:=guided", f"policy.rtc_horizon:={horizon}"]
+        ours, theirs = (create(load([], words)) for words in (own, judge))
         with small_sizes(folder):
-            for policy in both:
+            for policy in (ours, theirs):
                 policy.load()
+        network, numbers = theirs._checkpoint.policy.model, ours.spec.dimension
+        side = json.loads((folder / "config.json").read_text())["image_resolution"]
         found: dict[str, float] = {}
         for _, delay in product(range(6), (None, 0, 2, 4)):
-            image, state = draw.integers(0, 256, (224, 224, 3), dtype=np.uint8), 0.3 * draw.normal(size=8)
-            noise = draw.normal(size=(CHUNK, 8)).astype(np.float32)
-            left = state + 0.02 * draw.normal(size=(CHUNK - 3, 8)).cumsum(0)
-            previous = None if delay is None else PreviousChunk(left, delay)
+            images = {key: draw.integers(0, 256, (*side, 3), dtype=np.uint8) for key in ours.spec.image_keys}
+            state, noise = 0.3 * draw.normal(size=8), draw.normal(size=(CHUNK, 8)).astype(np.float32)
+            left = 0.3 * draw.normal(size=numbers) + 0.02 * draw.normal(size=(CHUNK - 3, numbers)).cumsum(0)
+            seen = Observation(
+                images, "pick up the red cube", 0, {"state": state}, noise=noise,
+                previous=None if delay is None else PreviousChunk(left, delay),
+            )  # fmt: skip
             drawn = torch.from_numpy(noise)[None]
-            both[1]._checkpoint.policy.model.sample_noise = lambda *_, drawn=drawn: drawn
-            ours, theirs = (
-                policy.infer(
-                    policy.start_session(),
-                    Observation(
-                        {"image": image},
-                        "pick up the red cube",
-                        0,
-                        {"state": state},
-                        noise=noise,
-                        previous=previous,
-                    ),
-                ).actions
-                for policy in both
-            )
+            network.sample_noise = lambda *_, drawn=drawn: drawn
+            one, other = (policy.infer(policy.start_session(), seen).actions for policy in (ours, theirs))
             name = "no previous chunk" if delay is None else f"delay {delay}"
-            found[name] = max(found.get(name, 0.0), float(np.abs(ours - theirs).max()))
-        print(f"{guidance}: largest difference", {name: f"{value:.1e}" for name, value in found.items()})
+            found[name] = max(found.get(name, 0.0), float(np.abs(one - other).max()))
+        shown = {name: f"{value:.1e}" for name, value in found.items()}
+        print(f"{source.name}, {guidance}: largest difference", shown, f"of numbers up to {np.abs(one).max():.2g}")
     return 0
 
 
@@ -247,7 +215,6 @@ def main() -> int:
     parser.add_argument("--episodes", type=int, default=40, help="of each cell")
     parser.add_argument("--seed", type=int, default=10_000, help="of the first episode")
     parser.add_argument("--delays", type=float, nargs="+", default=[0, 100, 200], help="milliseconds")
-    parser.add_argument("--guidance", nargs="+", default=["ones", "linear"], choices=("ones", "linear"))
     parser.add_argument("--json", type=Path, required=True, help="the figures; kept and continued")
     with tempfile.TemporaryDirectory() as scratch:
         if sys.argv[1:] == ["chunks"]:
