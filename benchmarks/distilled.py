@@ -72,16 +72,18 @@ def table(known: dict[str, dict[str, bool]], cells: list[tuple[str, float]], che
         scores = [known[name_of((schedule, delay), one)] for one in checkpoints]
         teacher = scores[0]
         for checkpoint, score in zip(checkpoints, scores, strict=True):
-            seeds = teacher.keys() & score.keys()
-            lost, won = (
-                sum(a[seed] and not b[seed] for seed in seeds) for a, b in ((teacher, score), (score, teacher))
-            )
-            low, high = paired(lost, won, len(seeds))
-            compared = (f"{lost} and {won}", f"{100 * low:+.1f} to {100 * high:+.1f} points")
             cell = "sync" if schedule == "sync" else f"live, {delay:g} ms"
-            shown = compared if score is not teacher else ("", "")
+            shown = compared(teacher, score) if score is not teacher else ("", "")
             lines.append((cell, checkpoint, f"{sum(score.values())} of {len(score)}", *shown))
     return markdown_table(lines)
+
+
+def compared(first: dict[str, bool], second: dict[str, bool]) -> tuple[str, str]:
+    """Return what the second lost and won on the same seeds, and the interval of the difference."""
+    seeds = first.keys() & second.keys()
+    lost, won = (sum(a[seed] and not b[seed] for seed in seeds) for a, b in ((first, second), (second, first)))
+    low, high = paired(lost, won, len(seeds))
+    return f"{lost} and {won}", f"{100 * low:+.1f} to {100 * high:+.1f} points"
 
 
 if __name__ == "__main__":

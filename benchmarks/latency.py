@@ -6,6 +6,10 @@ stamp that the driver gave the frame to the arrival of the command that carries 
 
     python benchmarks/latency.py [--size 640x480] [--rate 30] [--seconds 10] [--backend dds]
     python benchmarks/latency.py --cameras 2 --record 6    # alternating runs without and with a recorder
+    python benchmarks/latency.py --cameras 3 --size 1280x720 --stops 3    # alternating, without and with slots
+
+A stop is sent right behind the frames of all cameras. Its latency ends when the node's status, which is published
+at once, says that it is stopped. With slots, the policy has memory for its device: the graph thread copies frames.
 """
 
 import argparse
@@ -23,13 +27,14 @@ from typing import Any
 
 import numpy as np
 
+from vla_ros.cli.operate import RemoteNode
 from vla_ros.config import load
 from vla_ros.execution.source import PolicySource
 from vla_ros.graph import open_graph
 from vla_ros.node.run import serve
 from vla_ros.policies import Session
 from vla_ros.policies.hold import HoldPolicy
-from vla_ros.types import ActionChunk, Observation
+from vla_ros.types import ActionChunk, Observation, UInt8Array
 from vla_ros.vision.messages import encode_image
 
 JOINTS = [f"joint_{number}" for number in range(1, 8)]
@@ -37,8 +42,15 @@ _WARM_UP = 4.0  # s from the first answer; a recorder starts meanwhile
 HOME = [0.0, 0.438, 0.0, 1.834, 0.0, 0.8696, 0.0]
 
 
+SLOTS = "VLA_ROS_BENCHMARK_SLOTS"
+"""Environment variable of a node whose policy has memory for frames."""
+
+
 class Looking(HoldPolicy):
     """A policy that holds, but accesses every image first."""
+
+    def page_locked(self, size: int) -> UInt8Array | None:
+        return np.zeros(size, np.uint8) if os.environ.get(SLOTS) else None
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
         dict(observation.images)
@@ -56,8 +68,12 @@ def main() -> None:
     parser.add_argument("--backend", default="dds", choices=("dds", "rclpy"), help="of driver and node")
     parser.add_argument("--cameras", type=int, default=1)
     parser.add_argument("--record", type=int, default=0, metavar="N", help="N runs without and N with a recorder")
+    parser.add_argument("--stops", type=int, default=0, metavar="N", help="N runs without and N with slots")
     arguments = parser.parse_args()
     os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
+    if arguments.stops:
+        compare_stops(arguments)
+        return
     if not arguments.record:
         ages, sent, summary = measure(arguments)
         show(arguments, ages, sent, summary)
@@ -78,8 +94,49 @@ def main() -> None:
         print(f"median {name}: {before:.2f} ms, with a recorder {after:.2f} ms ({after / before - 1:+.1%})")
 
 
-def measure(arguments: argparse.Namespace, more: Sequence[str] = ()) -> tuple[list[float], int, dict[str, Any]]:
-    """Run the node with ``more`` options; return the ages, the number of frames and the node's statistics."""
+def compare_stops(arguments: argparse.Namespace) -> None:
+    """Alternate runs without and with slots, and print the latency of their stops."""
+    found: dict[str, list[float]] = {"": [], "1": []}
+    for _ in range(arguments.stops):
+        for slots, latencies in found.items():
+            os.environ[SLOTS] = slots
+            received = measure(arguments, stops=latencies)[2]["latency_ms"]["receive"]
+            shown = f"p50 {received['p50']:.2f} ms, p99 {received['p99']:.2f} ms"
+            print(f"{'with' if slots else 'without'} slots: callback to mailbox {shown}", flush=True)
+    for slots, latencies in found.items():
+        p50, p99 = np.percentile(latencies, [50, 99])
+        kind = f"{'with' if slots else 'without'} slots: {len(latencies)} stops"
+        print(f"{kind}, p50 {p50:.2f} ms, p99 {p99:.2f} ms, load {os.getloadavg()[0]:.1f}")
+
+
+class Stops(RemoteNode):
+    """Stops the node unless it is stopped, measures when its status says so, and resets it."""
+
+    def __init__(self, graph: Any, node: Any, latencies: list[float]) -> None:
+        super().__init__(graph, node, "/vla_policy")
+        self._latencies, self._began = latencies, 0.0
+
+    def send(self) -> None:
+        if not self._began:
+            self._began = time.perf_counter()
+            self.stop()
+
+    def _on_status(self, message: Any) -> None:
+        stopped = json.loads(message.data)["state"] == "stopped"
+        if stopped and self._began:
+            self._latencies.append(1e3 * (time.perf_counter() - self._began))
+            self._began = 0.0
+        if stopped:
+            self.call("reset")
+
+
+def measure(
+    arguments: argparse.Namespace, more: Sequence[str] = (), stops: list[float] | None = None
+) -> tuple[list[float], int, dict[str, Any]]:
+    """Run the node with ``more`` options; return the ages, the number of frames and the node's statistics.
+
+    ``stops`` gets the latencies of stops; without it there are none.
+    """
     width, height = (int(part) for part in arguments.size.split("x"))
     cameras = [f"/camera{number}/image_raw" for number in range(arguments.cameras)]
     with tempfile.TemporaryDirectory() as folder:
@@ -91,7 +148,9 @@ def measure(arguments: argparse.Namespace, more: Sequence[str] = ()) -> tuple[li
         options += [f"camera.keys:={json.dumps([f'image{number}' for number in range(len(cameras))])}"]
         command = [sys.executable, __file__, "node", str(stats), *options, *more]
         with subprocess.Popen(command) as node:
-            ages, sent = drive(arguments.backend, cameras, (width, height), arguments.rate, arguments.seconds)
+            ages, sent = drive(
+                arguments.backend, cameras, (width, height), arguments.rate, arguments.seconds, stops
+            )
             node.send_signal(signal.SIGINT)
             node.wait(20)
         return ages, sent, json.loads(stats.read_text())
@@ -108,7 +167,12 @@ def show(arguments: argparse.Namespace, ages: list[float], sent: int, summary: d
 
 
 def drive(
-    backend: str, cameras: Sequence[str], size: tuple[int, int], rate: float, seconds: float
+    backend: str,
+    cameras: Sequence[str],
+    size: tuple[int, int],
+    rate: float,
+    seconds: float,
+    stops: list[float] | None = None,
 ) -> tuple[list[float], int]:
     """Send frames and joint states, receive commands; return ages in milliseconds and the number of frames."""
     ages: list[float] = []
@@ -133,6 +197,7 @@ def drive(
         node.create_subscription(
             make("sensor_msgs/msg/JointState"), "/arm/joint_command", on_command, qos("command")
         )
+        stopper = None if stops is None else Stops(graph, node, stops)
         ended = threading.Event()
         spinner = threading.Thread(target=lambda: graph.spin(ended.is_set, 0.02))
         spinner.start()
@@ -153,6 +218,8 @@ def drive(
             for each in frames:
                 each.publish(encode_image(image, now(), "camera"))
             sent += 1
+            if stopper is not None and measuring and sent % 5 == 0:  # reset meanwhile
+                stopper.send()
             if heard.is_set() and not measured_from:  # a recorder starts beside the node: let it
                 measured_from = time.monotonic() + _WARM_UP
                 deadline = measured_from + seconds

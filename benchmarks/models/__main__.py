@@ -60,7 +60,7 @@ def main(words: list[str] | None = None) -> int:
         check_output("--trace", arguments.trace)
         if arguments.model not in MODELS and not Path(arguments.model).is_dir():
             raise VlaRosError(f"{arguments.model}: expected a checkpoint's folder or one of {', '.join(MODELS)}")
-        Stopwatch.pause = 1e-3 * arguments.pause
+        Stopwatch.rest = 1e-3 * arguments.rest_ms
         module = import_module(f"benchmarks.models.{MODELS.get(arguments.model, 'openvla')}")
         result = module.bench(arguments)
         show(result, module.render(result), arguments.json)

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from benchmarks.models.machine import Stage, floor_ms, memory_gb
 from benchmarks.models.report import footing, heading, stage_rows
-from benchmarks.models.setup import COMPILED_UNUSED, Setup, figures
+from benchmarks.models.setup import COMPILED_UNUSED, Arrivals, Setup, figures
 from vla_ros.types import FloatArray, ImageProcessor, RawImage
 from vla_ros.vision.decode import decode_image
-from vla_ros.vision.messages import image_stamp
+from vla_ros.vision.messages import CdrBytes
 from vla_ros_lab.bench.times import Stopwatch, Times, collect, make_messages, percentiles, row
 
 BATCHES = (2, 4, 8)
@@ -41,18 +43,15 @@ class Measurement:
     """Runs camera messages to a chunk, as the node does."""
 
     subject: Subject
-    message: Callable[[int], bytes]  # index to ``sensor_msgs/Image``
+    message: Callable[[int], CdrBytes]  # index to ``sensor_msgs/Image``
     cameras: int  # messages of one observation
 
-    def messages(self, index: int) -> list[bytes]:
+    def messages(self, index: int) -> list[CdrBytes]:
         return [self.message(index * self.cameras + camera) for camera in range(self.cameras)]
 
-    def _images(self, messages: Sequence[bytes]) -> list[RawImage]:
-        frames = []
-        for message in messages:
-            image_stamp(message)
-            frames.append(RawImage(decode_image(message).image, processor=self.subject.processor))
-        return frames
+    def _images(self, messages: Sequence[CdrBytes]) -> list[RawImage]:
+        processor = self.subject.processor
+        return [RawImage(decode_image(message).image, processor=processor) for message in messages]
 
     def step(self, index: int, batch: int, continuation: Any) -> dict[str, float]:
         """Compute a chunk for one observation of each robot; return milliseconds by stage with ``total``."""
@@ -79,7 +78,8 @@ def measure(arguments: argparse.Namespace, setup: Setup, subject: Subject) -> di
     """Measure the engine, alone, with RTC and in batches, and the baseline."""
     loaded, engine, steps, warmup = time.perf_counter(), subject.engine, setup.steps, setup.warmup
     height, width = arguments.frame or DEFAULT_FRAME
-    measurement = Measurement(subject, make_messages(height, width), arguments.images)
+    arrivals = Arrivals(engine, make_messages(height, width), 2 * arguments.images * BATCHES[-1])
+    measurement = Measurement(subject, arrivals, arguments.images)
     subject.warm_up()
     measurement.run(1, 0)
     first = time.perf_counter()
@@ -100,6 +100,7 @@ def measure(arguments: argparse.Namespace, setup: Setup, subject: Subject) -> di
         "horizon": engine.model.horizon,
         "flow_steps": arguments.flow_steps,
         "frame": [width, height],
+        "slot_ms": percentiles(np.array(arrivals.milliseconds)),
         "rtc_ms": percentiles(rtc["total"]),
         "batch_ms": rates,
         "floor_ms": floor_ms(setup.machine, subject.stages),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.models import flow
-from benchmarks.models.machine import Stage
+from benchmarks.models.machine import Stage, cross_stage, decoder_stage
 from benchmarks.models.setup import start
 from vla_ros.types import RawImage
 from vla_ros.vision.decode import decode_image
@@ -19,7 +19,6 @@ from vla_ros_lab.bench.times import percentiles
 from vla_ros_models.checkpoint_files import Fields
 from vla_ros_models.engine.ops import Ops
 from vla_ros_models.engine.runner import make_runner
-from vla_ros_models.engine.weights import DecoderWeights
 from vla_ros_models.groot.architecture import COSMOS_CONFIG, GrootArchitecture, read_architecture
 from vla_ros_models.groot.building import build_model, tensor_shapes
 from vla_ros_models.groot.inference import GrootEngine, GrootRequest, LoadedGroot, continue_chunk, make_engine
@@ -90,17 +89,10 @@ def make_loaded(engine: GrootEngine, images: int, words: int) -> LoadedGroot:
 
 def stages(model: GrootModel, images: int, tokens: int) -> list[Stage]:
     """Return the stages of one chunk, for the lower bound; keys of crossing blocks are computed once."""
-
-    def stage(weights: DecoderWeights, rows: int) -> Stage:
-        matrices = [matrix for layer in weights.layers for matrix in layer.matrices]
-        return sum(one.outputs * one.inputs for one in matrices), sum(one.nbytes for one in matrices), rows
-
-    crosses = [matrix for layer in model.head.layers for matrix in layer.cross or ()]
-    once = (sum(one.outputs * one.inputs for one in crosses), sum(one.nbytes for one in crosses), tokens)
     patches = images * RESIZE.size[0] * RESIZE.size[1] // model.sizes.vision.patch_size**2
-    connector = [stage(model.connector, tokens)] if model.connector is not None else []
-    flow = stage(model.head, model.horizon + 1)
-    return [stage(model.vision, patches), stage(model.text, tokens), *connector, once, *[flow] * model.steps]
+    connector = [decoder_stage(model.connector, tokens)] if model.connector is not None else []
+    once = [decoder_stage(model.vision, patches), decoder_stage(model.text, tokens), *connector]
+    return [*once, cross_stage(model.head, tokens), *[decoder_stage(model.head, model.horizon + 1)] * model.steps]
 
 
 def bench(arguments: argparse.Namespace) -> dict[str, Any]:

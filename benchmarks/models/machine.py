@@ -2,12 +2,13 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from vla_ros_models.engine.weights import DecoderWeights
+from vla_ros_models.engine.weights import DecoderWeights, Matrix
 from vla_ros_models.openvla.network import OpenVLAModel
 
 
@@ -17,10 +18,10 @@ class Machine:
 
     name: str  # device
     bytes_per_s: float  # of a large copy, bytes read plus bytes written
-    flops_per_s: float  # of a large matrix product of the model's type, on random data
+    flops_per_s: float  # of a large matrix product of the model's type, or of FP8 weights, on random data
 
 
-def measure_machine(device: torch.device, dtype: torch.dtype) -> Machine:
+def measure_machine(device: torch.device, dtype: torch.dtype, quantization: str = "none") -> Machine:
     """Measure both limits; takes under a second on a GPU, a few on a CPU."""
     cuda = device.type == "cuda"
     count = 2**30 if cuda else 2**26
@@ -30,7 +31,13 @@ def measure_machine(device: torch.device, dtype: torch.dtype) -> Machine:
     side = 8192 if cuda else 512
     left = torch.randn(side, side, device=device).to(dtype)
     right = torch.randn(side, side, device=device).to(dtype)
-    product = median_seconds(device, lambda: left @ right)
+    if cuda and quantization == "fp8":
+        scale = torch.ones((), device=device)
+        rows, columns = (one.to(torch.float8_e4m3fn) for one in (left, right))
+        multiply = partial(torch._scaled_mm, rows, columns.t(), scale, scale, out_dtype=dtype)
+    else:
+        multiply = partial(torch.matmul, left, right)
+    product = median_seconds(device, multiply)
     name = torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads"
     return Machine(name, 2 * count / copy, 2 * side**3 / product)
 
@@ -50,6 +57,20 @@ def floor_ms(machine: Machine, stages: Iterable[Stage]) -> float:
 def module_stage(module: torch.nn.Module, rows: int) -> Stage:
     count = sum(parameter.numel() for parameter in module.parameters())
     return count, count * next(module.parameters()).element_size(), rows
+
+
+def decoder_stage(weights: DecoderWeights, rows: int) -> Stage:
+    """Return one pass of a decoder, whose weights may be quantised."""
+    return _stage([matrix for layer in weights.layers for matrix in layer.matrices], rows)
+
+
+def cross_stage(weights: DecoderWeights, rows: int) -> Stage:
+    """Return the projections of another model's keys and values, which are computed once for a chunk."""
+    return _stage([matrix for layer in weights.layers for matrix in layer.cross or ()], rows)
+
+
+def _stage(matrices: Sequence[Matrix], rows: int) -> Stage:
+    return sum(one.outputs * one.inputs for one in matrices), sum(one.nbytes for one in matrices), rows
 
 
 def openvla_stages(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from benchmarks.models.subject import Subject
 from vla_ros.types import IntArray, RawImage
 from vla_ros.vision.decode import decode_image
-from vla_ros.vision.messages import image_stamp
+from vla_ros.vision.messages import CdrBytes
 from vla_ros.vision.processors import ResizeNaive
 from vla_ros_lab.bench.times import Stopwatch, Times, collect
 from vla_ros_models.engine.drafts import DraftState
@@ -24,18 +24,17 @@ class Measurement:
 
     subject: Subject  # the model
     engine: TokenEngine  # what executes it
-    message: Callable[[int], bytes]  # index to ``sensor_msgs/Image``
+    message: Callable[[int], CdrBytes]  # index to ``sensor_msgs/Image``
     count: int  # how many messages there are
     prompt: IntArray  # int64 [L]
 
-    def image(self, message: bytes) -> RawImage:
+    def image(self, message: CdrBytes) -> RawImage:
         """Decode a message and return its image, resized as the engine does it."""
         return RawImage(decode_image(message).image, processor=ResizeNaive(self.engine.options.image_size))
 
-    def step(self, message: bytes, draft: DraftState) -> tuple[EngineResult, dict[str, float]]:
+    def step(self, message: CdrBytes, draft: DraftState) -> tuple[EngineResult, dict[str, float]]:
         """Run one message; return the engine's answer and milliseconds by stage with ``total``."""
         watch = Stopwatch()
-        image_stamp(message)
         frame = self.image(message)
         watch.lap("receive")
         answer = self.engine.answer([EngineRequest(frame, self.prompt, draft)])[0]

@@ -8,13 +8,13 @@ import numpy as np
 
 from benchmarks.models.machine import floor_ms, openvla_stages
 from benchmarks.models.report import footing, heading, stage_rows
-from benchmarks.models.setup import COMPILED_UNUSED, figures, start
+from benchmarks.models.setup import COMPILED_UNUSED, Arrivals, figures, start
 from benchmarks.models.subject import OPENVLA_7B, make_prompt, random_weights
 from tools.checkpoints.tiny import tiny_architecture
 from vla_ros.types import RawImage
 from vla_ros.vision.decode import decode_image
 from vla_ros.vision.preprocess import process
-from vla_ros_lab.bench.times import Stopwatch, collect, make_messages, row
+from vla_ros_lab.bench.times import Stopwatch, collect, make_messages, percentiles, row
 from vla_ros_models.oft.inference import Chunk, ChunkInference, ChunkRequest, make_chunk_engine, plain_inference
 from vla_ros_models.oft.network import Layout, OFTModel
 from vla_ros_models.oft.processing import OFTResize
@@ -36,7 +36,8 @@ class Step:
     def __init__(self, inference: ChunkInference, processor: OFTResize, size: tuple[int, int], prompt: Any) -> None:
         layout = inference.model.layout
         self.inference, self.processor, self.prompt = inference, processor, prompt
-        self.cameras = [make_messages(*size, seed=index, grain=8) for index in range(layout.images)]
+        makes = [make_messages(*size, seed=index, grain=8) for index in range(layout.images)]
+        self.cameras = [Arrivals(inference, make, 4) for make in makes]
         self.state = np.linspace(-1, 1, layout.state)
 
     def run(self, index: int) -> tuple[Chunk, dict[str, float]]:
@@ -83,14 +84,15 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
         pairs = zip(runs, found, strict=False)
         difference = max(float(np.abs(a[0].normalized - b[0].normalized).max()) for a, b in pairs)
     sequence = engine.fixed + len(prompt) + layout.slots + 1
-    stages = openvla_stages(model, engine.weights, sequence, 0, layout.images) if decoder is None else None
+    stages = openvla_stages(model, engine.weights, sequence, 0, layout.images)
     engine.close()
     details = {
         "model": f"{arguments.model} (random weights)", "frame": [size[1], size[0]], "images": layout.images,
         "chunk": [layout.chunk, layout.action], "sequence": sequence, "prompt_tokens": len(prompt),
         "baseline_ms": base, "baseline_steps": compared, **COMPILED_UNUSED,
         "largest_difference": difference, "spread": float(first_chunk.normalized.std()),
-        "floor_ms": None if stages is None else floor_ms(setup.machine, stages),
+        "floor_ms": floor_ms(setup.machine, stages),
+        "slot_ms": percentiles(np.array([each for one in step.cameras for each in one.milliseconds])),
     }  # fmt: skip
     result = figures(setup, collect([stages for _, stages in runs]), loaded, first, details)
     return result | {"actions_per_s": 1e3 * layout.chunk / result["total_ms"]["p50"]}

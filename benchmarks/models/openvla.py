@@ -13,8 +13,8 @@ import numpy as np
 from benchmarks.models import baselines
 from benchmarks.models.machine import floor_ms, openvla_stages
 from benchmarks.models.measure import Measurement, RightDrafts, compare, run_right_drafts
-from benchmarks.models.report import footing, heading
-from benchmarks.models.setup import COMPILED_UNUSED, IN_AND_OUT, compiled_baseline, figures, start
+from benchmarks.models.report import footing, heading, share_rows
+from benchmarks.models.setup import COMPILED_UNUSED, IN_AND_OUT, Arrivals, compiled_baseline, figures, start
 from benchmarks.models.subject import make_prompt, open_subject
 from vla_ros.types import UInt8Array
 from vla_ros_lab.bench.times import make_messages, percentiles, row, stage_medians
@@ -43,7 +43,8 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     print("plan:", planned, file=sys.stderr)
     loaded = time.perf_counter()
     prompt = make_prompt(model.architecture, arguments.prompt_tokens)
-    measurement = Measurement(subject, engine, make_messages(height, width), steps, prompt)
+    arrivals = Arrivals(engine, make_messages(height, width), 4)
+    measurement = Measurement(subject, engine, arrivals, steps, prompt)
     engine.warm_up([len(prompt)])
     measurement.run(which=[0])
     first = time.perf_counter()
@@ -73,6 +74,7 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
         "random_weights": subject.random,
         "prompt_tokens": len(prompt),
         "frame": [width, height],
+        "slot_ms": percentiles(np.array(arrivals.milliseconds)),
         "floor_ms": floors[0],
         "accepted_floor_ms": floors[1],
         "drafted_ms": percentiles(temporal["total"]),
@@ -148,6 +150,7 @@ def render(result: dict[str, Any]) -> str:
         row("stage (p50, ms)", "plain", "draft accepted"),
         *(row(name, plain[name], drafted.get(name)) for name in plain),
         row("between stages", result["between_ms"]),
+        *share_rows(result),
         *(row(f"total {name}", result["total_ms"][name], accepted.get(name)) for name in ("p50", "p99")),
         row("in and out", result["in_and_out_ms"]) + f"   ({width}x{height}: {', '.join(IN_AND_OUT)})",
         row("floor", result["floor_ms"], result["accepted_floor_ms"]),

@@ -12,9 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.models import flow, plain_pi
-from benchmarks.models.machine import Stage
+from benchmarks.models.machine import Stage, cross_stage, decoder_stage, module_stage
 from benchmarks.models.setup import Setup, compiled_baseline, start
 from vla_ros.vision.decode import decode_image
+from vla_ros_models.engine.flow import FlowModel
 from vla_ros_models.engine.flow_engine import Continuation, FlowEngine, FlowRequest
 from vla_ros_models.normalization import make_normalization
 from vla_ros_models.pi.architecture import (
@@ -74,26 +75,16 @@ def make_processing(images: int) -> Processing:
     return Processing(keys, (), True, form, ACTION_SIZE, ACTION_SIZE, normalization, normalization)
 
 
-def stages_of(network: Any, rows: tuple[int, int, int, int], steps: int) -> list[Stage]:
+def stages_of(network: Any, model: FlowModel, rows: tuple[int, int, int, int]) -> list[Stage]:
     """Return the stages of one chunk, for the lower bound.
 
     ``rows`` are those of the vision tower, of the projector, of the prefix and of a flow step. Keys and values of
     crossing layers are computed once, for as many rows as the prefix has.
     """
-    item = network.projector.weight.element_size()
-
-    def stage(rows: int, *modules: torch.nn.Module, crossing: bool = False) -> Stage:
-        named = [each for module in modules for each in module.named_parameters()]
-        count = sum(
-            value.numel()
-            for name, value in named
-            if value.ndim > 1 and "dense" not in name and crossing == name.endswith((".k.weight", ".v.weight"))
-        )
-        return count, count * item, rows
-
     seen, projected, prefix, flow = rows
-    once = [stage(seen, network.vision), stage(projected, network.projector), stage(prefix, network.prefix)]
-    return [*once, stage(prefix, network.expert, crossing=True), *[stage(flow, network.expert)] * steps]
+    once = [module_stage(network.vision, seen), module_stage(network.projector, projected)]
+    once += [decoder_stage(model.prefix, prefix), cross_stage(model.expert, prefix)]
+    return [*once, *[decoder_stage(model.expert, flow)] * len(model.times)]
 
 
 @dataclass(frozen=True)
@@ -119,7 +110,7 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     words = np.random.default_rng(0).integers(3, architecture.vocabulary, arguments.prompt_tokens)
     patches, rows = arguments.images * architecture.vision.patches, architecture.horizon
     rows += int(architecture.has_state_token)
-    stages = stages_of(network, (patches, patches, patches + len(words), rows), arguments.flow_steps)
+    stages = stages_of(network, engine.model, (patches, patches, patches + len(words), rows))
     found = Subject(
         engine, processing, words, stages, lambda wrap: plain_pi.PlainPi(network, arguments.flow_steps, wrap),
         PROMPT_TOKENS[architecture.model],

@@ -11,13 +11,37 @@ import numpy as np
 import torch
 
 from benchmarks.models.machine import Machine, measure_machine, memory_gb
+from vla_ros.execution.frame_slots import FrameSlots
+from vla_ros.vision.messages import CdrBytes, image_stamp
 from vla_ros_lab.bench.times import Stopwatch, Times, percentiles, stage_medians
+from vla_ros_models.engine.graph_engine import GraphEngine
 from vla_ros_models.network_policy import choose_device
 
 IN_AND_OUT = ("upload", "preprocess", "download", "post")
 """Stages between the message and the network, and between the network and the action."""
 
+ON_DEVICE = ("preprocess", "vision", "prefill", "decode", "flow", "infer")
+"""Stages between the upload of images and the end of the last graph."""
+
 COMPILED_UNUSED: dict[str, Any] = {"compiled_ms": None, "compiled_left_out": "not asked for"}
+
+
+class Arrivals:
+    """Leaves camera messages where the receiver leaves them: in memory that the engine's device reads by itself."""
+
+    def __init__(self, engine: GraphEngine[Any, Any], make: Callable[[int], bytes], frames: int) -> None:
+        self._make, size = make, len(make(0)) + 1024
+        buffers = [engine.runner.page_locked(size) for _ in range(frames)]
+        self._slots = FrameSlots([each for each in buffers if each is not None])
+        self.milliseconds: list[float] = []  # of each message, on the thread that receives
+
+    def __call__(self, index: int) -> CdrBytes:
+        message = self._make(index)
+        began = time.perf_counter()
+        image_stamp(message)
+        kept = self._slots.keep(message)
+        self.milliseconds.append(1e3 * (time.perf_counter() - began))
+        return kept
 
 
 @dataclass(frozen=True)
@@ -55,7 +79,7 @@ def start(arguments: argparse.Namespace, **defaults: int) -> Setup:
     name = arguments.dtype if arguments.dtype != "auto" else "bfloat16" if cuda else "float32"
     dtype = getattr(torch, name)
     steps, warmup = arguments.steps or (200 if cuda else 3), 20 if cuda else 1
-    machine = measure_machine(device, dtype)
+    machine = measure_machine(device, dtype, arguments.quantization)
     return Setup(device, dtype, machine, arguments.quantization, steps, warmup, time.perf_counter())
 
 
@@ -78,8 +102,9 @@ def figures(setup: Setup, times: Times, loaded: float, first: float, found: dict
         "quantization": setup.quantization,
         "graphs": "CUDA graphs" if setup.cuda else "no graphs (CPU)",
         "steps": len(times["total"]),
-        "pause_ms": 1e3 * Stopwatch.pause,
+        "rest_ms": 1e3 * Stopwatch.rest,
         "total_ms": total,
+        **shares(times),
         "stages_ms": stage_medians(times),
         "in_and_out_ms": median_of(times, *IN_AND_OUT),
         "between_ms": between(times),
@@ -107,6 +132,17 @@ def compiled_baseline(device: torch.device, wanted: bool, run: Callable[[], dict
     except Exception as error:  # torch.compile raises many kinds
         reason = f"torch.compile failed: {type(error).__name__}: {str(error).strip()[:300]}"
         return {**COMPILED_UNUSED, "compiled_left_out": reason}
+
+
+def shares(times: Times) -> dict[str, Any]:
+    """Return the percentiles of a step's time on the device, in the upload of images, and of the host's rest."""
+    device = np.sum([times[name] for name in ON_DEVICE if name in times], axis=0)
+    parts = {
+        "device_ms": device,
+        "upload_ms": times["upload"],
+        "host_ms": times["total"] - device - times["upload"],
+    }
+    return {name: percentiles(each) for name, each in parts.items()}
 
 
 def median_of(times: Times, *stages: str) -> float:

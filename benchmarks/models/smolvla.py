@@ -54,7 +54,7 @@ def subject(arguments: argparse.Namespace, setup: Setup) -> Subject:
     patches = arguments.images * sizes.vision.patches
     tokens = arguments.images * sizes.image_tokens
     rows = patches, tokens, tokens + len(words) + 1, sizes.horizon
-    stages = stages_of(network, rows, arguments.flow_steps)
+    stages = stages_of(network, engine.model, rows)
     return Subject(
         engine, processing, np.append(words, 0), stages,
         lambda wrap: PlainSmolVla(network, arguments.flow_steps, wrap), PROMPT, drop_last=True,

@@ -202,6 +202,10 @@ class NetworkPolicy(Policy, Generic[L, S, R]):
         with self._memory.explained():
             return self._warm_up(batch)
 
+    def page_locked(self, size: int) -> UInt8Array | None:
+        engine = self.loaded.engine
+        return None if engine is None else engine.runner.page_locked(size)
+
     def trainable(self, where: Placement, recompute_layers: bool = True, **options: Any) -> Trainable:
         """Load the checkpoint for training onto a device; matrices have the type that ``where`` states.
 

@@ -74,11 +74,11 @@ def test_wrong_use_ends_with_one_line(words, message, capsys):
 def test_every_step_rests_before_its_time_is_taken(monkeypatch, tmp_path):
     rests, file = [], tmp_path / "bench.json"
     monkeypatch.setattr(times.time, "sleep", rests.append)
-    monkeypatch.setattr(times.Stopwatch, "pause", 0.0)
-    options = ["tiny-oft", "--device", "cpu", "--steps", "2", "--no-baseline", "--pause", "250"]
+    monkeypatch.setattr(times.Stopwatch, "rest", 0.0)
+    options = ["tiny-oft", "--device", "cpu", "--steps", "2", "--no-baseline", "--rest-ms", "250"]
     assert models([*options, "--json", str(file)]) == 0
     result = json.loads(file.read_text())
-    assert (result["steps"], result["pause_ms"]) == (2, 250.0)
+    assert (result["steps"], result["rest_ms"]) == (2, 250.0)
     assert rests.count(0.25) >= 2
 
 
@@ -89,7 +89,7 @@ def test_every_step_rests_before_its_time_is_taken(monkeypatch, tmp_path):
         (models, ("tiny", "--steps", "-3"), "found '-3', expected 0 or more"),
         (models, ("tiny", "--baseline-steps", "-3"), "found '-3', expected 0 or more"),
         (main, ("bench", "--steps", "0"), "found '0', expected 1 or more"),
-        (main, ("bench", "--pause", "-3"), "found '-3', expected 0 or more"),
+        (main, ("bench", "--rest-ms", "-3"), "found '-3', expected 0 or more"),
     ],
 )
 def test_a_wrong_number_is_wrong_usage(run, words, message, capsys):

@@ -20,6 +20,7 @@ from vla_ros_models.pi.inference import make_engine
 KEYS = {
     *("total_ms", "stages_ms", "between_ms", "in_and_out_ms", "baseline_ms", "baseline_steps", "speedup"),
     *("compiled_ms", "compiled_speedup", "compiled_left_out", "floor_ms", "memory_gb", "rtc_ms", "actions_per_s"),
+    *("device_ms", "upload_ms", "host_ms", "slot_ms"),
 }
 
 
@@ -39,7 +40,10 @@ def test_every_key_is_there_and_plain_pytorch_computes_the_same_chunk(tmp_path, 
     assert main([*command, "--json", str(tmp_path / "figures.json")]) == 0
     found = json.loads((tmp_path / "figures.json").read_text())
     assert found.keys() >= KEYS
-    assert found["stages_ms"].keys() >= {"receive", "upload", "preprocess", "vision", "prefill", "flow", "download"}
+    assert found["stages_ms"].keys() >= {"receive", "upload", "preprocess", "vision", "prefill", "flow"}
+    parts = [found[f"{part}_ms"]["p50"] for part in ("device", "upload", "host", "total")]
+    assert min(parts) > 0
+    assert sum(parts[:3]) == pytest.approx(parts[3], abs=1e-3)  # of one step
     assert found["baseline_ms"] > 0
     assert found["baseline_difference"] < difference
     assert shown in capsys.readouterr().out

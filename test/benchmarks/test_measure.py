@@ -84,6 +84,7 @@ def test_the_table_without_an_accepted_draft():
         "load_s": 1.0, "first_action_s": 1.0, "guard": 0.25, "accepted_steps": 0,
         "verified_steps": 3, "verified_ms": {"p50": 17.5, "p99": 18.0}, "accepted_share": 0.0,
         "draft_acceptance": 0.1, "random_weights": True,
+        **{f"{part}_ms": {"p50": 0.5, "p99": 0.75} for part in ("device", "upload", "host", "slot")},
     }  # fmt: skip
     text = render(result)
     assert "accepts 0.0 %, those whose margins are all at least 0.25; the others" in text

@@ -14,7 +14,7 @@ from vla_ros.vision.processors import ResizeNaive
 from vla_ros_models.engine.device_ops import make_ops
 from vla_ros_models.engine.drafts import DraftState
 from vla_ros_models.engine.kernel_check import check_products
-from vla_ros_models.engine.runner import CudaRunner
+from vla_ros_models.engine.runner import CudaRunner, TransferBuffer
 from vla_ros_models.engine.token_engine import EngineRequest
 from vla_ros_models.engine.weights import fuse
 from vla_ros_models.openvla.inference import check_resizing, make_engine
@@ -118,6 +118,39 @@ def test_nan_is_an_error(subject):
     weight[5] = kept
     torch.cuda.synchronize()
     ask(engine, image, [prompt])
+
+
+def test_the_device_reads_page_locked_memory_by_itself():
+    runner, rng = CudaRunner(torch.device("cuda:0")), np.random.default_rng(5)
+    memory, target = runner.page_locked(1_000_100), torch.zeros(500, 500, 4, dtype=torch.uint8, device="cuda:0")
+    for start in (0, 61):  # pixels begin anywhere in a message
+        image = memory[start : start + 1_000_000].reshape(500, 500, 4)
+        image[...] = rng.integers(0, 256, image.shape, dtype=np.uint8)
+        with runner.stream():
+            runner.upload(target, image)
+            runner.wait()
+        assert np.array_equal(target.cpu().numpy(), image)
+    assert not runner._pinned, "it was copied to another buffer first"
+
+
+def test_captured_transfers_take_what_the_host_wrote_last():
+    runner = CudaRunner(torch.device("cuda:0"))
+    packed = TransferBuffer(runner.device, ((3, 5), torch.int64), ((7,), torch.float32))
+
+    def stage():
+        packed.load()
+        for tensor in packed.tensors:
+            tensor.add_(1)
+        packed.store()
+
+    run = runner.capture(stage)
+    for number in range(20):
+        for array in packed.cleared():
+            array[...] = number
+        with runner.stream():
+            run()
+            runner.wait()
+        assert all((array == number + 1).all() for array in packed.arrays)
 
 
 def test_captures_beside_replays_do_not_disturb_them():

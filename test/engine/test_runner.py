@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_ros_models.engine.runner import CudaRunner, Runner, TransferBuffer
+from vla_ros_models.engine.runner import CudaRunner, TransferBuffer
 
 CPU, DEVICE = torch.device("cpu"), torch.device("cuda:0")
 
@@ -157,6 +157,22 @@ def test_large_arrays_are_uploaded_in_chunks(journal, monkeypatch, shape, how):
         assert len(sizes) == -(-target.numel() // 2**20)
 
 
+@pytest.mark.parametrize("how", ["as it is", "read only", "with a gap", "another type"])
+def test_page_locked_memory_is_uploaded_by_one_copy_of_the_device(journal, monkeypatch, how):
+    runner, target = CudaRunner(DEVICE), torch.zeros(720, 1280, 3, dtype=torch.uint8)
+    source = np.random.default_rng(0).integers(0, 256, (720, 1280, 3), dtype=np.uint8)
+    source.flags.writeable = how != "read only"
+    source = {"with a gap": source[::-1], "another type": source > 99}.get(how, source)
+    staged, copies, copy = [], [], torch.Tensor.copy_
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
+    monkeypatch.setattr(runner, "_staging", lambda tensor, way: staged.append(way) or torch.zeros_like(tensor))
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda *given, **how: copies.append(how) or copy(*given))
+    runner.upload(target, source)
+    assert np.array_equal(target.numpy(), source)
+    assert (staged, copies[:1]) == ([] if how == "as it is" else ["up"], [{"non_blocking": True}])
+    assert len(copies) == 1 or staged
+
+
 def test_a_camera_frame_without_the_batch_axis_is_uploaded_whole(journal, monkeypatch):
     runner = CudaRunner(DEVICE)
     staging, target = (torch.zeros((1, 720, 1280, 3), dtype=torch.uint8) for _ in range(2))
@@ -168,25 +184,24 @@ def test_a_camera_frame_without_the_batch_axis_is_uploaded_whole(journal, monkey
 
 
 def test_arrays_reach_the_device_and_return_unchanged():
-    runner, rng = Runner(), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     packed = TransferBuffer(
         CPU, ((2, 37), torch.int64), ((2,), torch.int32), ((2, 7), torch.float32), ((1, 1), torch.int64)
     )
-    raw, arrays = packed.on_host()
     values = [rng.integers(-9, 9, (2, 37)), np.int32([5, -6]), rng.random((2, 7), np.float32), np.int64([[2**60]])]
-    for array, value in zip(arrays, values, strict=True):
+    for array, value in zip(packed.cleared(), values, strict=True):
         assert array.dtype == value.dtype
         array[...] = value
-    runner.upload(packed.buffer, raw)
-    assert not any(array.any() for array in packed.on_host()[1])  # new each time
+    packed.load()
+    assert not any(array.any() for array in packed.cleared())  # each time
     for tensor, value in zip(packed.tensors, values, strict=True):
         assert np.array_equal(tensor.numpy(), value)
     packed.tensors[1] += 1  # what a kernel writes
-    found = packed.split(runner.download(packed.buffer))
-    packed.buffer.zero_()  # what was downloaded is a copy
-    assert np.array_equal(found[1], values[1] + 1)
+    packed.store()
+    packed.buffer.zero_()  # the host has a copy
+    assert np.array_equal(packed.arrays[1], values[1] + 1)
     for index in (0, 2, 3):
-        assert np.array_equal(found[index], values[index])
+        assert np.array_equal(packed.arrays[index], values[index])
 
 
 def test_every_array_is_aligned_like_an_allocation():

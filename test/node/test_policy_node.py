@@ -7,6 +7,7 @@ policy does wrong, the arm holds at its last measured position; first stop wins 
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -65,6 +66,38 @@ def test_nothing_moves_until_armed_and_signals_arm_and_disarm(robot, start) -> N
     robot.actions.clear()
     robot.until(lambda: len(robot.actions) > 5, robot.send_frame)
     assert len(robot.commands) <= held + 1, "a command was sent while disarmed"
+
+
+class OnDevice(ScriptedPolicy):
+    """A policy whose device reads images from its own memory; each of its calls notes its thread."""
+
+    def __init__(self) -> None:
+        self.memory: list[Any] = []
+        self.threads: dict[str, set[str]] = {"page_locked": set(), "infer": set()}
+        self.pixels: list[bool] = []
+
+    def page_locked(self, size: int) -> Any:
+        self.threads["page_locked"].add(threading.current_thread().name)
+        self.memory.append(np.zeros(size, np.uint8))
+        return self.memory[-1]
+
+    def infer(self, session: Any, observation: Any) -> Any:
+        self.threads["infer"].add(threading.current_thread().name)
+        [image] = observation.raw_images.values()
+        self.pixels.append(any(np.shares_memory(image.pixels, memory) for memory in self.memory))
+        return super().infer(session, observation)
+
+
+def test_frames_wait_in_the_devices_memory_and_the_graph_thread_never_calls_the_policy(robot, inside) -> None:
+    policy = OnDevice()
+    moving(robot, inside, "camera.width:=64", "camera.height:=48", policy=policy)
+    robot.until(lambda: len(policy.pixels) >= 20, robot.send_frame)
+    assert all(policy.pixels), "an image was uploaded from elsewhere"
+    assert len(policy.memory) == 4
+    assert all("graph" not in threads for threads in policy.threads.values())
+    before = len(robot.commands)
+    larger = robot.noise(robot.now(), 96, 128)
+    robot.until(lambda: not policy.pixels[-1] and len(robot.commands) > before, lambda: robot.send_frame(larger))
 
 
 def unknown_encoding(stamp: int) -> bytes:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from vla_ros.config import Config
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.policies.base import Lost, Policy, Progress, Session, no_progress
-from vla_ros.types import ActionChunk, Observation
+from vla_ros.types import ActionChunk, Observation, UInt8Array
 
 
 class ActionSource(ABC):
@@ -32,6 +32,10 @@ class ActionSource(ABC):
         ``continues_chunks``. If an error is raised, the arm holds: a :class:`~vla_ros.control.reasons.Refused`
         names the reason, any other error is ``inference_error``.
         """
+
+    def page_locked(self, size: int) -> UInt8Array | None:
+        """Return ``size`` bytes for camera messages that a device reads by itself, or None. After :meth:`load`."""
+        return None
 
     def reset(self) -> None:  # noqa: B027 (most sources remember nothing)
         """Begin another task or episode: forget past observations."""
@@ -68,6 +72,9 @@ class PolicySource(ActionSource):
 
     def infer(self, observation: Observation) -> ActionChunk:
         return self._policy.infer(self._session, observation)
+
+    def page_locked(self, size: int) -> UInt8Array | None:
+        return self._policy.page_locked(size)
 
     def reset(self) -> None:
         self._session.reset()

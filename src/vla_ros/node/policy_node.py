@@ -116,7 +116,7 @@ class PolicyNode:
             self._source, self._pipeline = source, pipeline
             self._options.current = pipeline.binding.config
             self._mailboxes = [Mailbox[Frame](self._clock) for _ in self.config.camera.topics]
-            self._join(pipeline)
+            self._join(pipeline, source)
         except BaseException:
             self.cleanup()
             source.close()
@@ -264,7 +264,7 @@ class PolicyNode:
 
     # Wiring
 
-    def _join(self, pipeline: ActionPipeline) -> None:
+    def _join(self, pipeline: ActionPipeline, source: ActionSource) -> None:
         middleware = middleware_watch(self._graph.backend)
         gone = middleware()
         if gone:  # iceoryx would abort the process at the first publisher
@@ -296,7 +296,7 @@ class PolicyNode:
         self._telemetry.sent = lambda: outputs.sent
         self._states = states = StateReceiver(self._context, pipeline.controller)
         cameras = pipeline.binding.used
-        receiver = FrameReceiver(self._context, self._mailboxes, pipeline.observer, cameras)
+        receiver = FrameReceiver(self._context, self._mailboxes, pipeline.observer, cameras, source.page_locked)
         self._cameras = receiver.sources
         self._watch = GraphWatch(self._node, outputs.gids, topics.command_shared_with, self._competing, middleware)
         wiring.on_close(self._watch.close)

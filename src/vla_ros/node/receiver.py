@@ -4,7 +4,7 @@ Camera frames stay serialised here: only the header is read, and no image is dec
 """
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,10 @@ from vla_ros.control.watchdog import digest
 from vla_ros.errors import ImageError
 from vla_ros.execution.camera_frames import Frame
 from vla_ros.execution.context import Context
+from vla_ros.execution.frame_slots import slots_of
 from vla_ros.graph.origin import Origin, stamp_of
 from vla_ros.node.observer import Observer
-from vla_ros.types import JointState
+from vla_ros.types import JointState, UInt8Array
 from vla_ros.vision.messages import CdrBytes, image_header, image_stamp, read_compressed, shown, with_stamp
 
 _UNKNOWN = Origin()
@@ -82,6 +83,7 @@ class FrameReceiver:
 
     ``observer`` gets every frame if the policy uses past frames. ``sources`` selects the publisher to follow on
     each topic. Frames of other cameras are neither counted nor checked: they can only be recorded.
+    ``page_locked`` is that of the source: frames wait in such memory for their inference.
     """
 
     def __init__(
@@ -90,8 +92,10 @@ class FrameReceiver:
         mailboxes: Sequence[Mailbox[Frame]],
         observer: Observer | None = None,
         used: Collection[int] | None = None,
+        page_locked: Callable[[int], UInt8Array | None] = lambda size: None,
     ) -> None:
         self._context = context
+        self._slots = slots_of(context.options.current.camera, page_locked)
         self._observer = observer if observer is not None and observer.remembers else None
         self.sources = CameraSources(context)
         self._mailboxes, self._used = mailboxes, used
@@ -120,6 +124,7 @@ class FrameReceiver:
             stamp, data = now.ros, with_stamp(data, now.ros)
             self._warn_of_no_stamp(topic)
         seconds = now.steady / 1e9
+        data = self._slots[index].keep(data)
         frame = Frame(data, stamp, topic, now, seconds - self._arrived[index])
         checksum = digest(data, skip=12) if config.timeouts.frozen_frames else None
         reason = context.watchdog.check_frame(topic, stamp, now, checksum)

@@ -18,7 +18,7 @@ from vla_ros.config.loading import assignment
 from vla_ros.config.options import AUTO
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, VlaRosError
-from vla_ros.types import ActionChunk, FloatArray, Observation
+from vla_ros.types import ActionChunk, FloatArray, Observation, UInt8Array
 
 T = TypeVar("T", bound=PolicyConfig)
 
@@ -136,6 +136,13 @@ class Policy(ABC):
         memory.
         """
         return type(self).infer_batch is not Policy.infer_batch
+
+    def page_locked(self, size: int) -> UInt8Array | None:
+        """Return ``size`` bytes from which the policy's device reads camera messages by itself, or None.
+
+        Called after :meth:`load`, never on the thread that receives messages.
+        """
+        return None
 
     def configure(self, options: PolicyConfig) -> None:  # noqa: B027 (most policies have no live options)
         """Apply the policy's live options (``Option.live``); called between two inferences, on their thread.

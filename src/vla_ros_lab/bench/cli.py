@@ -39,13 +39,13 @@ def add_measurement_arguments(parser: argparse.ArgumentParser, steps: int) -> No
     """Add the arguments that all measurements share; ``steps`` is the default number of measured steps."""
     parser.add_argument("--steps", type=number(int, 0 if not steps else 1), default=steps, help="measured steps")
     text = "rest between steps; without it a GPU may reach its power limit, which slows it down"
-    parser.add_argument("--pause", type=number(float, 0), default=0.0, metavar="MS", help=text)
+    parser.add_argument("--rest-ms", type=number(float, 0), default=0.0, metavar="MS", help=text)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures; - prints them, and no table")
 
 
 def run(arguments: argparse.Namespace) -> int:
     check_output("--json", arguments.json)
-    Stopwatch.pause = 1e-3 * arguments.pause
+    Stopwatch.rest = 1e-3 * arguments.rest_ms
     options = checkpoint_options(arguments.policy, arguments.checkpoint, arguments.config)
     result = measure(load(arguments.config, [*options, *arguments.param]), arguments.steps)
     show(result, render_figures(result), arguments.json)

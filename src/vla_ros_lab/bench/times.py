@@ -16,10 +16,10 @@ Times = Mapping[str, FloatArray]
 class Stopwatch:
     """Times the stages of one step; the first stage begins when it is created."""
 
-    pause = 0.0  # seconds to rest before a step, as on a robot that executes the previous one
+    rest = 0.0  # seconds before a step, as on a robot that executes the previous one
 
     def __init__(self) -> None:
-        time.sleep(self.pause)
+        time.sleep(self.rest)
         self._began = self._last = time.perf_counter()
         self._stages: dict[str, float] = {}
 

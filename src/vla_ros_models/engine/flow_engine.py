@@ -56,17 +56,24 @@ class FlowAnswer:
 
     actions: Float32Array  # float32 [H, A], normalised
     # Stage times, the same for all observations of a batch: ``upload`` (of images), ``preprocess`` (of camera
-    # images), ``vision``, ``prefill_flow`` (begins with the upload of all other inputs; the first flow step runs in
-    # parallel), ``flow``, ``download``.
+    # images), ``vision``, ``prefill`` (begins with the upload of all other inputs; the first flow step runs in
+    # parallel), ``flow`` (ends with the download).
     stages_ms: dict[str, float] = field(default_factory=dict)
 
 
 class ChunkGraphs(StageGraphs):
-    """Graphs whose stages are :data:`STAGES`; subclasses set these and the buffers."""
+    """Graphs whose stages are :data:`STAGES`; subclasses set these and the buffers.
+
+    ``prefill`` begins with the copy of ``inputs`` to the device, ``flow`` ends with that of ``answer`` to the host.
+    """
 
     inputs: TransferBuffer  # everything but images and noise
     noise: torch.Tensor  # float32 [B, H, A]
-    actions: torch.Tensor  # the chunks, float32 [B, H, A]
+    answer: TransferBuffer  # the chunks, float32 [B, H, A]
+
+    @property
+    def actions(self) -> torch.Tensor:
+        return self.answer.tensors[0]
 
     def clear(self) -> None:
         """Zero buffers that attention masks: a masked value is multiplied by 0, and a NaN would remain."""
@@ -108,7 +115,7 @@ class FlowGraphs(ChunkGraphs):
         if model.geometry is not None:
             self.positions = torch.full((batch * cameras, model.patches, 3), torch.nan, device=device)
         self.noise = torch.zeros(batch, horizon, numbers, device=device)
-        self.actions = torch.zeros_like(self.noise)
+        self.answer = TransferBuffer(device, ((batch, horizon, numbers), torch.float32))
         patches = cameras * model.patches
         if patches + length + model.suffix > len(model.prefix.cosine):
             most = (len(model.prefix.cosine) - length - model.suffix) // model.patches
@@ -131,6 +138,7 @@ class FlowGraphs(ChunkGraphs):
 
     def _prefill(self) -> None:
         """Run the prefix pass and, in parallel, the first flow step; its layers wait for those of the prefix."""
+        self.inputs.load()
         tokens, lengths, state, *guide = self.inputs.tensors
         model, cache, cross, start = self._model, self._cache, self._cross, lengths + self._patches.shape[1]
         arguments, beside = (model, self._ops, cache, self._patches, tokens, lengths), self._runner.beside
@@ -154,6 +162,7 @@ class FlowGraphs(ChunkGraphs):
             self.actions.copy_(sample_by_gradient(*arguments, self.noise, state, Guide(*guide), self._cross))
         else:
             self.actions.copy_(sample(*arguments, self.actions, state, Guide(*guide), 1, self._cross))
+        self.answer.store()
 
 
 K = TypeVar("K", bound=Hashable)
@@ -162,6 +171,12 @@ B = TypeVar("B", bound=ChunkGraphs)
 
 class ChunkEngine(GraphEngine[K, B]):
     """Runs B observations at a time through the stages of :data:`STAGES`. Not thread-safe."""
+
+    def __init__(
+        self, device: torch.device, size: tuple[int, int], buckets: Buckets, runner: Runner | None = None
+    ) -> None:
+        super().__init__(device, size, buckets, runner)
+        self._generator = torch.Generator(device)  # of the noise
 
     @abstractmethod
     def kind(self, requests: Sequence[FlowRequest]) -> K:
@@ -200,28 +215,25 @@ class ChunkEngine(GraphEngine[K, B]):
             graphs.stages[stage]()
             clock.end(stage)
             if stage == "vision":
-                self._upload_inputs(graphs, requests)  # while the device encodes the images
-        actions = runner.download(graphs.actions)
-        clock.end("download")
+                self._fill_inputs(graphs, requests)  # while the device encodes the images
+        runner.wait()
         stages = clock.milliseconds()
         answers = [
-            FlowAnswer(one, stages) if np.isfinite(one).all() else NotFiniteError("the chunk holds")
-            for one in actions
+            FlowAnswer(one.copy(), stages) if np.isfinite(one).all() else NotFiniteError("the chunk holds")
+            for one in graphs.answer.arrays[0]
         ]
         if any(isinstance(one, NotFiniteError) for one in answers):
             graphs.clear()  # later requests mask this one's entries, but NaN times zero is NaN
         return answers
 
-    def _upload_inputs(self, graphs: B, requests: Sequence[FlowRequest]) -> None:
-        raw, arrays = graphs.inputs.on_host()
+    def _fill_inputs(self, graphs: B, requests: Sequence[FlowRequest]) -> None:
+        arrays = graphs.inputs.cleared()
         for row, request in enumerate(requests):
             self._fill(arrays, row, request)
             if isinstance(request.noise, np.ndarray):
                 self.runner.upload(graphs.noise[row], np.ascontiguousarray(request.noise, np.float32))
             else:
-                generator = torch.Generator(graphs.noise.device).manual_seed(request.noise)
-                graphs.noise[row].normal_(generator=generator)
-        self.runner.upload(graphs.inputs.buffer, raw)
+                graphs.noise[row].normal_(generator=self._generator.manual_seed(request.noise))
 
 
 class FlowEngine(ChunkEngine[tuple[int, int], FlowGraphs]):

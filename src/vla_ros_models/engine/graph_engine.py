@@ -125,6 +125,8 @@ class GraphCache(Generic[P]):
     def take(self, prompt: int) -> P:
         """Return stages that can run a prompt of this many tokens now."""
         best = self._buckets.require(prompt)
+        if (ready := self._ready.get(best)) is not None:
+            return ready
         longer = self._buckets.choose(prompt, self.ready)
         if self._worker is None and best not in self.failures and (self._quick or longer is None):
             self.ensure(best)

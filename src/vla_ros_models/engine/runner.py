@@ -1,5 +1,6 @@
 """Runs an engine's stages: directly on the host, or as graphs on a CUDA stream; packs what they transfer."""
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,41 +18,50 @@ _ALIGNED = 256  # bytes; kernels are compiled for the alignment of the device's 
 Field = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of an array."""
 
-_NUMPY: dict[torch.dtype, Any] = {torch.int64: np.int64, torch.int32: np.int32, torch.float32: np.float32}
-
 
 class TransferBuffer:
-    """Arrays on a device that one copy transfers together.
+    """Arrays on a device, and the same arrays on the host, which one copy transfers together.
 
-    ``tensors`` (int64, int32 or float32) are views of ``buffer``, uint8 [N]. Every copy costs the host about ten
-    microseconds, whatever its size.
+    ``tensors`` (int64, int32 or float32) are views of ``buffer``, uint8 [N], and ``arrays`` those of ``host``,
+    which is page-locked if the device is a GPU. The copies do not wait and may be captured. Every copy costs the
+    host about ten microseconds, whatever its size; a captured one costs it nothing.
     """
 
     def __init__(self, device: torch.device, *fields: Field) -> None:
-        self._spans: list[tuple[slice, Field]] = []
+        spans: list[tuple[slice, Field]] = []
         end = 0
         for shape, dtype in fields:
             size = prod(shape) * dtype.itemsize
-            self._spans.append((slice(end, end + size), (shape, dtype)))
+            spans.append((slice(end, end + size), (shape, dtype)))
             end += -(-size // _ALIGNED) * _ALIGNED
         self.buffer = torch.zeros(end, dtype=torch.uint8, device=device)
-        self.tensors: list[Tensor] = [
-            self.buffer[span].view(dtype).view(shape) for span, (shape, dtype) in self._spans
-        ]
+        self.host = torch.zeros(end, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self.tensors, on_host = (
+            [part[span].view(dtype).view(shape) for span, (shape, dtype) in spans]
+            for part in (self.buffer, self.host)
+        )
+        self._bytes = self.host.numpy()
+        self.arrays: list[NDArray[Any]] = [one.numpy() for one in on_host]
 
-    def on_host(self) -> tuple[NDArray[np.uint8], Sequence[NDArray[Any]]]:
-        """Return a zeroed host buffer of the same layout, and its arrays."""
-        raw = np.zeros(self.buffer.shape[0], np.uint8)
-        return raw, self.split(raw)
+    def cleared(self) -> Sequence[NDArray[Any]]:
+        """Return the arrays on the host, filled with zeros; the last transfer must have ended."""
+        self._bytes.fill(0)
+        return self.arrays
 
-    def split(self, raw: NDArray[np.uint8]) -> Sequence[NDArray[Any]]:
-        """Return the arrays of a downloaded ``buffer`` as views."""
-        return [raw[span].view(_NUMPY[dtype]).reshape(shape) for span, (shape, dtype) in self._spans]
+    def load(self) -> None:
+        """Copy to the device."""
+        self.buffer.copy_(self.host, non_blocking=True)
+
+    def store(self) -> None:
+        """Copy to the host, which must wait before it reads :attr:`arrays`."""
+        self.host.copy_(self.buffer, non_blocking=True)
 
 
 _CHUNK = 2**20  # bytes; one chunk is transferred while the host copies the next
 
 _PAUSE = 1e-5  # s between two looks at an event, of which the kernel makes 60 to 70 microseconds
+
+_MARKS = 32  # events, used in turn; an inference makes at most nine marks
 
 Stage = Callable[[], None]
 """A stage over fixed buffers, without arguments or result."""
@@ -73,8 +83,15 @@ class Runner:
         """Copy ``source`` to a device buffer without waiting; ``source`` may be changed immediately."""
         np.copyto(target.numpy(), source)  # not through a tensor: torch warns about read-only arrays
 
+    def page_locked(self, size: int) -> NDArray[np.uint8] | None:
+        """Return ``size`` bytes of the host from which :meth:`upload` transfers without a copy, or None."""
+        return None
+
     def forget(self, target: Tensor) -> None:
         """Free the staging buffer for uploads to ``target``."""
+
+    def wait(self) -> None:
+        """Wait for all earlier work."""
 
     def download(self, tensor: Tensor) -> NDArray[Any]:
         """Copy to the host and wait for this copy only."""
@@ -128,6 +145,8 @@ class CudaRunner(Runner):
         self._pool = torch.cuda.graph_pool_handle()
         self._pinned: dict[tuple[int, str], Tensor] = {}
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(_MARKS)]  # type: ignore[no-untyped-call]
+        self._marks = itertools.cycle(events)
 
     def stream(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = torch.cuda.stream(self._stream)
@@ -136,10 +155,16 @@ class CudaRunner(Runner):
     def upload(self, target: Tensor, source: NDArray[Any]) -> None:
         """See :class:`Runner`.
 
-        Each target has its own pinned buffer, which is reused only after the next download, because that waits for
-        all earlier uploads. Large arrays are copied in chunks, so that one chunk is transferred while the host
+        From page-locked memory the device reads by itself; ``source`` may then change only after the next
+        :meth:`wait`. Otherwise each target has its own pinned buffer, which is reused only after the next
+        :meth:`wait` or download. Large arrays are copied in chunks, so that one chunk is transferred while the host
         copies the next.
         """
+        if source.flags.writeable and source.flags.c_contiguous:  # torch warns about read-only arrays
+            given = torch.from_numpy(source)
+            if given.is_pinned() and given.dtype == target.dtype and given.numel() == target.numel():
+                target.view(-1).copy_(given.view(-1), non_blocking=True)
+                return
         staging = self._staging(target, "up")
         host = staging.numpy()
         alike = source.flags.c_contiguous and source.dtype == host.dtype and source.size == host.size
@@ -157,10 +182,19 @@ class CudaRunner(Runner):
     def download(self, tensor: Tensor) -> NDArray[Any]:
         host = self._staging(tensor, "down")
         host.copy_(tensor, non_blocking=True)
-        self._done.record(self._stream)
-        self._wait(self._done)
+        self.wait()
         copy: NDArray[Any] = host.numpy().copy()
         return copy
+
+    def page_locked(self, size: int) -> NDArray[np.uint8] | None:
+        with suppress(RuntimeError):  # the host has no more such memory: frames are then copied for each upload
+            memory: NDArray[np.uint8] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+            return memory
+        return None
+
+    def wait(self) -> None:
+        self._done.record(self._stream)
+        self._wait(self._done)
 
     def forget(self, target: Tensor) -> None:
         self._pinned.pop((target.data_ptr(), "up"), None)
@@ -212,7 +246,7 @@ class CudaRunner(Runner):
         current.wait_stream(self._beside[current])
 
     def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = next(self._marks)
         event.record(self._stream)
         return event
 

@@ -254,9 +254,9 @@ class TokenEngine(GraphEngine[int, StepGraphs]):
         with self._running():
             graphs = self._of(1).take(len(prompt))
             _, last = self._upload_prompts(graphs, [prompt], [draft.tolist()])
-            raw, (fed, start) = graphs.fed_buffer.on_host()
+            fed, start = graphs.fed_buffer.cleared()
             fed[0], start[0] = draft[:count], last[0] + 1
-            self.runner.upload(graphs.fed_buffer.buffer, raw)
+            graphs.fed_buffer.load()
             self.runner.upload(graphs.images, image[None])
             inside, after = graphs.drafted_logits()
             at = torch.cat([inside.topk(5).indices, after.topk(5).indices], dim=-1)
@@ -281,8 +281,10 @@ class TokenEngine(GraphEngine[int, StepGraphs]):
         for stage in ("prefill",) if drafted else ("prefill", "decode"):
             graphs.stages[stage]()
             clock.end(stage)
-        tokens, margins = graphs.answer_buffer.split(runner.download(graphs.answer_buffer.buffer))
+        graphs.answer_buffer.store()
+        runner.wait()
         clock.end("download")
+        tokens, margins = graphs.answer_buffer.arrays
         if not drafted:
             decoded = [
                 Decoded(tuple(tokens[row].tolist()), tuple(margins[row].tolist()), 0, rows - 1)
@@ -311,13 +313,13 @@ class TokenEngine(GraphEngine[int, StepGraphs]):
         self, graphs: StepGraphs, prompts: Sequence[IntArray], drafts: Sequence[Sequence[int] | None]
     ) -> tuple[IntArray, NDArray[np.int32]]:
         """Upload prompts with their drafts; return the text rows and the positions of the prompts' last tokens."""
-        raw, (text, last) = graphs.prompt_buffer.on_host()
+        text, last = graphs.prompt_buffer.cleared()
         for row, (prompt, draft) in enumerate(zip(prompts, drafts, strict=True)):
             text[row, : len(prompt)] = prompt
             if draft is not None:
                 text[row, len(prompt) : len(prompt) + self.options.answer - 1] = draft[: self.options.answer - 1]
             last[row] = self._patches + len(prompt) - 1
-        self.runner.upload(graphs.prompt_buffer.buffer, raw)
+        graphs.prompt_buffer.load()
         return text, last
 
     def _verify(
@@ -332,15 +334,17 @@ class TokenEngine(GraphEngine[int, StepGraphs]):
             waiting.append(verify_draft(draft, (tokens[row].tolist(), margins[row].tolist()), self.guard))
 
         def verify(wants: Sequence[Fed | None]) -> list[Predictions]:
-            raw, (fed, start) = graphs.fed_buffer.on_host()
+            fed, start = graphs.fed_buffer.cleared()
             start[:] = last + 1
             for row, want in enumerate(wants):
                 if want is not None:
                     fed[row, : len(want[0])] = want[0]
                     start[row] = last[row] + 1 + want[1]
-            self.runner.upload(graphs.fed_buffer.buffer, raw)
+            graphs.fed_buffer.load()
             graphs.stages["verify"]()
-            checked, sure = graphs.checked_buffer.split(self.runner.download(graphs.checked_buffer.buffer))
+            graphs.checked_buffer.store()
+            self.runner.wait()
+            checked, sure = graphs.checked_buffer.arrays
             return [(checked[row].tolist(), sure[row].tolist()) for row in range(len(wants))]
 
         return verify_all(waiting, verify)

@@ -86,7 +86,7 @@ class GrootGraphs(ChunkGraphs):
             ((batch, horizon), torch.int32),
         )
         self.noise = torch.zeros(batch, horizon, numbers, device=device)
-        self.actions = torch.zeros_like(self.noise)
+        self.answer = TransferBuffer(device, ((batch, horizon, numbers), torch.float32))
         levels = 1 + len(vision.deepstack)
         self._features = model.embedding.new_zeros(levels, tokens, vision.out_width)
         self._state = self.noise.new_zeros(batch, 1, sizes.head.hidden_size)
@@ -105,6 +105,7 @@ class GrootGraphs(ChunkGraphs):
             start += count
 
     def _prefill(self) -> None:
+        self.inputs.load()
         model, (tokens, positions, places, lengths, state, *_) = self._model, self.inputs.tensors
         hidden = model.read(self._ops, tokens, places, self._features[0], list(self._features[1:]), positions)
         valid = self._at < lengths[:, None]
@@ -119,6 +120,7 @@ class GrootGraphs(ChunkGraphs):
         strength = (1.0 - held) / model.steps
         for step in range(model.steps):
             model.advance(chunk, self._state, self.actions, strength, step)
+        self.answer.store()
 
 
 class GrootEngine(ChunkEngine[_Kind, GrootGraphs]):

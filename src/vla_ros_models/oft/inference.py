@@ -245,7 +245,7 @@ class ChunkInference(GraphEngine[int, StepBuffers]):
         step = self._of(len(asked)).take(max(len(one.prompt) for one in asked))
         clock = StageClock(runner)
         self._upload([image for one in asked for image in one.images], step.images, clock)
-        raw, (words, order, wanted, lengths, counts, state, noise) = step.inputs.on_host()
+        words, order, wanted, lengths, counts, state, noise = step.inputs.cleared()
         for row, one in enumerate(asked):
             count = len(one.prompt)
             laid_out = self._plan(count, step)
@@ -257,11 +257,13 @@ class ChunkInference(GraphEngine[int, StepBuffers]):
                 state[row] = one.state
             if layout.head == "diffusion":
                 noise[row] = one.noise
-        runner.upload(step.inputs.buffer, raw)
+        step.inputs.load()
         step.run(words.tobytes())
         clock.end("infer")
-        tokens, numbers = step.answer.split(runner.download(step.answer.buffer))
+        step.answer.store()
+        runner.wait()
         clock.end("download")
+        tokens, numbers = step.answer.arrays
         require_finite(numbers.ravel().tolist())
         stages = clock.milliseconds()
         discrete, numbers = layout.head == "none", numbers.astype(np.float64)
