@@ -91,7 +91,7 @@ def configure(folder: Path, faults: dict[str, Any]) -> Path:
 class SimulatedArm(Environment):
     """An arm with faults; what its driver publishes between two steps of it is left out."""
 
-    step_seconds, ticks, instruction = TICK, 1, "commission"
+    step_seconds, ticks, instruction = 2 * TICK, 1, "commission"
 
     def __init__(self, clock: SimulatedClock, faults: dict[str, Any]) -> None:
         seven = {"joints": [f"joint_{number}" for number in range(1, 8)], "home": HOME.tolist()}
@@ -116,7 +116,8 @@ class SimulatedArm(Environment):
         arm.hear(now, np.array([at[name] for name in arm.faults.joints]), np.full(2, at.get("finger_left", 0.04)))
 
     def step(self) -> None:
-        self._arm.move(self._clock.steady())
+        for before in (TICK, 0.0):
+            self._arm.move(self._clock.steady() - before)
 
 
 class Asked(Session):
