@@ -50,7 +50,9 @@ def figures_of(session: Session, given: Config) -> dict[str, Any]:
     ]
     options = [] if surprise else [*_options(figures, given)]
     figures["options"] = {name: float(f"{value:.3g}") if value is not True else True for name, value, _ in options}
-    return _plain({"surprise": surprise, **figures, "why": {name: why for name, _, why in options}})
+    figures["why"] = {name: why for name, _, why in options}
+    plain: dict[str, Any] = _plain({"surprise": surprise, **figures})
+    return plain
 
 
 def _plain(value: Any) -> Any:
@@ -139,8 +141,8 @@ def _options(figures: dict[str, Any], given: Config) -> Iterator[tuple[str, Any,
                 yield f"timeouts.{name}", min(value, now) if 2 * seen < now else value, f"{why}, {now:g} so far"
     if any(map(math.isinf, figures["velocity_ends_after_s"].values())):
         yield "guard.process", True, "the driver does not end a velocity by itself"
-    if speeds := [grip["speed"] for grip in figures["grippers"].values()]:
-        yield "gripper.max_speed", min(speeds), "as fast as its fingers were measured"
+    if quick := [grip["speed"] for grip in figures["grippers"].values()]:
+        yield "gripper.max_speed", min(quick), "as fast as its fingers were measured"
 
 
 def told(figures: dict[str, Any]) -> list[str]:
