@@ -24,7 +24,7 @@ from vla_ros.control.command import Command
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import JointState
 from vla_ros_lab.commission import result, rigs
-from vla_ros_lab.commission.motion import options
+from vla_ros_lab.commission.motion import commissioning_options
 from vla_ros_lab.commission.session import Session
 from vla_ros_lab.eval.command import free_domain
 from vla_ros_lab.sim.arm import HOME
@@ -135,7 +135,7 @@ class Simulated:
 
     def __init__(self, folder: Path, faults: dict[str, Any], answer: Callable[[str], bool]) -> None:
         self.config, clock = configure(folder, faults), SimulatedClock(1_000_000_000)
-        given, ours = options([self.config], [])
+        given, ours = commissioning_options([self.config], [])
         self.session = Asked(ours, clock, None, 0.2, 0.15)
         self.session.answer = answer
         rigs.simulated(self.session, ours, SimulatedArm(clock, faults), clock, lambda: None)

@@ -27,7 +27,7 @@ from vla_ros.kinematics.urdf import DEMO
 from vla_ros.node.run import check_topics
 from vla_ros_lab.commission import result, rigs
 from vla_ros_lab.commission.measure import TICK
-from vla_ros_lab.commission.motion import options
+from vla_ros_lab.commission.motion import commissioning_options
 from vla_ros_lab.commission.session import Session
 from vla_ros_lab.eval.arguments import parse
 from vla_ros_lab.eval.scene import make_table
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if not arguments.yes and not sys.stdin.isatty():
         raise ConfigError("a person must confirm each joint, so this command needs a terminal")
-    given, config = options(arguments.config, arguments.param)
+    given, config = commissioning_options(arguments.config, arguments.param)
     check_topics(given, parse_ros_arguments([]))
     clock = SimulatedClock(1) if simulated else Clock()
     session = Session(config, clock, None if arguments.yes else typed, arguments.speed, arguments.way)

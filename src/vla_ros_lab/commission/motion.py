@@ -32,7 +32,7 @@ NODE_ENDS = 1.0
 """Seconds after which the node ends a velocity."""
 SLIDES = 0.2
 """Metres per radian: way, speed and tolerance of what slides, compared with what turns."""
-GRIPPER, TWIST = "gripper", "twist_stamped"
+_GRIPPER, _TWIST = "gripper", "twist_stamped"
 _OPTIONS = """policy.instruction:=commission control.armed:=false control.rate_hz:=50.0 control.command_rate_hz:=0.0
 control.schedule:=sync control.clip:=none control.delta_form:=step control.delta_frame:=base timeouts.camera:=3600.0
 control.translation_scale:=1.0 control.rotation_scale:=1.0 takeover.input:=none record.what:=none
@@ -47,7 +47,7 @@ class Axis:
 
     arm: str
     name: str  # joint that shows the position
-    output: str  # a value of ``control.output``, or GRIPPER
+    output: str  # a value of ``control.output``, or _GRIPPER
     axis: str = ""
     scale: float = 1.0  # SLIDES for what slides
     low: float = -math.inf  # rad or m; of a gripper where it is closed, ``high`` where it is open
@@ -68,14 +68,18 @@ class Axis:
 
     @property
     def grips(self) -> bool:
-        return self.output == GRIPPER
+        return self.output == _GRIPPER
+
+    @property
+    def is_tip(self) -> bool:
+        return self.output == _TWIST
 
     @property
     def by_velocity(self) -> bool:
         return self.output in VELOCITY_OUTPUTS
 
 
-def options(files: Sequence[Path], words: Sequence[str]) -> tuple[Config, Config]:
+def commissioning_options(files: Sequence[Path], words: Sequence[str]) -> tuple[Config, Config]:
     """Return the options of the files, and those of the node that commissions.
 
     Limits, collisions and watchdogs stay as they are; a velocity ends after :data:`NODE_ENDS`. Raises ConfigError
@@ -111,19 +115,19 @@ def axes_of(config: Config) -> tuple[list[Axis], list[Axis], dict[str, Kinematic
             scale = SLIDES if chain.is_prismatic[index] else 1.0
             own.append(Axis(name, joint, arm.output, axis, scale, *limits, fastest[joint]))
         joints += own
-        if arm.output == TWIST and len(own) < 6:
-            found = f"control.output: found {TWIST} with {len(own)} joints"
+        if arm.output == _TWIST and len(own) < 6:
+            found = f"control.output: found {_TWIST} with {len(own)} joints"
             raise ConfigError(f"{found}, which cannot move the tip along one axis alone; use joint positions")
-        if arm.output == TWIST:
+        if arm.output == _TWIST:
             tips[name], sizes = chain, (*[SLIDES] * 3, *[1.0] * 3)
-            own = [Axis(name, tip, TWIST, tip[-1], size) for tip, size in zip(_TIP, sizes, strict=True)]
+            own = [Axis(name, tip, _TWIST, tip[-1], size) for tip, size in zip(_TIP, sizes, strict=True)]
         axes += own
         gripper, fingers = arm.gripper, arm.robot.gripper_joint_names
         if gripper.mode != "none" and fingers:
             shown = fingers[0], gripper.closed_position, gripper.open_position
             finger, low, high = (gauge.joint, gauge.closed, gauge.open) if (gauge := gripper.gauge) else shown
             values = gripper.closed_value, gripper.open_value
-            axes.append(Axis(name, finger, GRIPPER, low=low, high=high, values=values))
+            axes.append(Axis(name, finger, _GRIPPER, low=low, high=high, values=values))
     return joints, axes, tips
 
 
@@ -132,7 +136,7 @@ class ScriptedSource(ActionSource):
 
     def __init__(self, axes: Sequence[Axis], clock: Clock, motion: Callable[[float], FloatArray]) -> None:
         self._clock, self._motion = clock, motion
-        kinds = {TWIST: "tip_delta[rotation_vector]", GRIPPER: "gripper"}
+        kinds = {_TWIST: "tip_delta[rotation_vector]", _GRIPPER: "gripper"}
         usual = [f"joint_{'velocity' if axis.by_velocity else 'position'}" for axis in axes]
         parts = [f"{axis.arm}.{kinds.get(axis.output, kind)}" for axis, kind in zip(axes, usual, strict=True)]
         action = parse_components(" + ".join(dict.fromkeys(parts)), action=True)

@@ -10,7 +10,7 @@ import numpy as np
 from vla_ros.config import Config
 from vla_ros.config.files import dump_yaml, parameter_file
 from vla_ros_lab.commission.measure import Response, measure_motion, middle
-from vla_ros_lab.commission.motion import NODE_ENDS, TWIST, Axis
+from vla_ros_lab.commission.motion import NODE_ENDS, Axis
 from vla_ros_lab.commission.session import Session
 from vla_ros_lab.report import charts, page
 
@@ -112,7 +112,7 @@ def _findings(figures: dict[str, Any], session: Session) -> Iterator[tuple[str, 
 def _options(figures: dict[str, Any], given: Config) -> Iterator[tuple[str, Any, str]]:
     """Yield the options that follow from the figures, with their margins, and how they follow."""
     limits, rate = given.limits, given.control.rate_hz if given.control.rate_hz > 0 else 5.0
-    joints: dict[Axis, Response] = {axis: one for axis, one in figures["joints"].items() if axis.output != TWIST}
+    joints: dict[Axis, Response] = {axis: one for axis, one in figures["joints"].items() if not axis.is_tip}
     if joints:
         joint, one = min(joints.items(), key=lambda item: item[1].deceleration)
         least = f"{'at least ' if one.at_least else ''}{one.deceleration:.3g}"

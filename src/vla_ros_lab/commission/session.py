@@ -18,7 +18,7 @@ from vla_ros.errors import VlaRosError
 from vla_ros.types import FloatArray
 from vla_ros.vision.messages import encode_image
 from vla_ros_lab.commission.measure import TICK, Rhythm, Track, rhythm
-from vla_ros_lab.commission.motion import KEY, TWIST, Axis, Heard, ScriptedSource, axes_of
+from vla_ros_lab.commission.motion import KEY, Axis, Heard, ScriptedSource, axes_of
 
 STANDS, SETTLES, RESTS, GRIPS, SILENT = 3.0, 1.5, 1.2, 3.0, 2.0
 """Seconds: hear the arm stand; let it sag at first; rest after a ramp; move a gripper; send nothing."""
@@ -254,7 +254,7 @@ class Session:
         for axis in self.axes:
             ahead, then = (way(now), way(now + TICK)) if axis is moving else (0.0, 0.0)
             if axis.by_velocity:
-                numbers.append((then - ahead) / (1.0 if axis.output == TWIST else TICK))
+                numbers.append((then - ahead) / (1.0 if axis.is_tip else TICK))
             elif axis.grips:
                 closed, opened = axis.values
                 numbers.append(closed + (self._home[axis] + ahead) * (opened - closed))
