@@ -25,7 +25,7 @@ from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import JointState
 from vla_ros_lab.commission import result, rigs
 from vla_ros_lab.commission.motion import commissioning_options
-from vla_ros_lab.commission.session import Session
+from vla_ros_lab.commission.session import Commissioning
 from vla_ros_lab.eval.command import free_domain
 from vla_ros_lab.sim.arm import HOME
 from vla_ros_lab.sim.environment import Environment, Measurements
@@ -120,7 +120,7 @@ class SimulatedArm(Environment):
             self._arm.move(self._clock.steady() - before)
 
 
-class Asked(Session):
+class Asked(Commissioning):
     """Asks a function instead of a person."""
 
     answer: Callable[[str], bool]

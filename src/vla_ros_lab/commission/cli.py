@@ -28,7 +28,7 @@ from vla_ros.node.run import check_topics
 from vla_ros_lab.commission import result, rigs
 from vla_ros_lab.commission.measure import TICK
 from vla_ros_lab.commission.motion import commissioning_options
-from vla_ros_lab.commission.session import Session
+from vla_ros_lab.commission.session import Commissioning
 from vla_ros_lab.eval.arguments import parse
 from vla_ros_lab.eval.scene import make_table
 
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     given, config = commissioning_options(arguments.config, arguments.param)
     check_topics(given, parse_ros_arguments([]))
     clock = SimulatedClock(1) if simulated else Clock()
-    session = Session(config, clock, None if arguments.yes else typed, arguments.speed, arguments.way)
+    session = Commissioning(config, clock, None if arguments.yes else typed, arguments.speed, arguments.way)
     if isinstance(clock, SimulatedClock):
         with closing(make_table(parse(), config)) as table:
             table.reset(0)

@@ -57,7 +57,7 @@ def rhythm(arrived: FloatArray, stamped: FloatArray) -> Rhythm:
 
 
 @dataclass(frozen=True)
-class Response:
+class AxisResponse:
     """How a joint, or the tip along an axis, follows a ramp out and a ramp back; rad or m and s."""
 
     gain: float  # measured way per commanded way: 1, -1 with a wrong sign, 57.3 in degrees
@@ -70,7 +70,7 @@ class Response:
     noise: float  # standard deviation at rest
 
 
-def measure_motion(commanded: Track, measured: Track, ends: tuple[float, float], dwell: float) -> Response:
+def measure_motion(commanded: Track, measured: Track, ends: tuple[float, float], dwell: float) -> AxisResponse:
     """Measure a motion whose two ramps end, as commanded, at the times ``ends``; after each, it rests ``dwell`` s.
 
     ``commanded`` are the positions in force from their time on.
@@ -92,7 +92,7 @@ def measure_motion(commanded: Track, measured: Track, ends: tuple[float, float],
         finest = max(3 * noise, abs(speed) * TICK / 2, 1e-4)
         stops.append(_deceleration(moved, speed, (when, at), float(rest.mean()), finest))
     following = float(np.abs(commanded.at(measured.time) - measured.position).max())
-    return Response(gain, offset, stick, delay, following, *min(stops), noise)
+    return AxisResponse(gain, offset, stick, delay, following, *min(stops), noise)
 
 
 def _fit(commanded: Track, measured: Track, offset: float, stick: float) -> tuple[float, float, float, float]:

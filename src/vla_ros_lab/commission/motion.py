@@ -42,7 +42,7 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Axis:
+class MovedAxis:
     """What moves alone: a joint, a gripper, or the tip of an arm that takes twists, along or about an axis."""
 
     arm: str
@@ -98,43 +98,43 @@ def commissioning_options(files: Sequence[Path], words: Sequence[str]) -> tuple[
     return given, replace(config, robot=robot, camera=camera, features=FeaturesConfig())
 
 
-def axes_of(config: Config) -> tuple[list[Axis], list[Axis], dict[str, Kinematics]]:
+def axes_of(config: Config) -> tuple[list[MovedAxis], list[MovedAxis], dict[str, Kinematics]]:
     """Return all joints, all that is moved, and the kinematics of arms that take twists.
 
     Of each arm the joints are moved, or the tip if it takes twists, then the gripper.
     """
-    joints, axes, tips = list[Axis](), list[Axis](), dict[str, Kinematics]()
+    joints, axes, tips = list[MovedAxis](), list[MovedAxis](), dict[str, Kinematics]()
     for name, bound in make_arms(config).items():
         arm, chain = bound.config, bound.kinematics
         assert chain is not None
-        fastest, own = joint_speeds(arm, chain.joint_names, chain), list[Axis]()
+        fastest, own = joint_speeds(arm, chain.joint_names, chain), list[MovedAxis]()
         for index, joint in enumerate(chain.joint_names):
             described = chain.description.elements[joint].find("axis")
             axis = "1 0 0" if described is None else described.get("xyz", "")
             limits = float(chain.position_low[index]), float(chain.position_high[index])
             scale = SLIDES if chain.is_prismatic[index] else 1.0
-            own.append(Axis(name, joint, arm.output, axis, scale, *limits, fastest[joint]))
+            own.append(MovedAxis(name, joint, arm.output, axis, scale, *limits, fastest[joint]))
         joints += own
         if arm.output == _TWIST and len(own) < 6:
             found = f"control.output: found {_TWIST} with {len(own)} joints"
             raise ConfigError(f"{found}, which cannot move the tip along one axis alone; use joint positions")
         if arm.output == _TWIST:
             tips[name], sizes = chain, (*[SLIDES] * 3, *[1.0] * 3)
-            own = [Axis(name, tip, _TWIST, tip[-1], size) for tip, size in zip(_TIP, sizes, strict=True)]
+            own = [MovedAxis(name, tip, _TWIST, tip[-1], size) for tip, size in zip(_TIP, sizes, strict=True)]
         axes += own
         gripper, fingers = arm.gripper, arm.robot.gripper_joint_names
         if gripper.mode != "none" and fingers:
             shown = fingers[0], gripper.closed_position, gripper.open_position
             finger, low, high = (gauge.joint, gauge.closed, gauge.open) if (gauge := gripper.gauge) else shown
             values = gripper.closed_value, gripper.open_value
-            axes.append(Axis(name, finger, _GRIPPER, low=low, high=high, values=values))
+            axes.append(MovedAxis(name, finger, _GRIPPER, low=low, high=high, values=values))
     return joints, axes, tips
 
 
 class ScriptedSource(ActionSource):
     """Proposes what ``motion`` returns for a time of the steady clock: the number of each axis, arm by arm."""
 
-    def __init__(self, axes: Sequence[Axis], clock: Clock, motion: Callable[[float], FloatArray]) -> None:
+    def __init__(self, axes: Sequence[MovedAxis], clock: Clock, motion: Callable[[float], FloatArray]) -> None:
         self._clock, self._motion = clock, motion
         kinds = {_TWIST: "tip_delta[rotation_vector]", _GRIPPER: "gripper"}
         usual = [f"joint_{'velocity' if axis.by_velocity else 'position'}" for axis in axes]
@@ -188,7 +188,7 @@ class Heard:
         even = len(stamps) and not np.isnan(stamps).any() and np.all(np.diff(stamps) > 0)
         return Track(stamps + np.median(arrived - stamps) if even else arrived, positions)
 
-    def commanded(self, axis: Axis, since: float) -> Track:
+    def commanded(self, axis: MovedAxis, since: float) -> Track:
         """Return what was sent since a time; velocities as the way that they lead to."""
         rows = self._sent[axis.key]
         sent = Track(*np.array(rows[bisect_left(rows, (since,)) :]).reshape(-1, 2).T)
@@ -198,7 +198,7 @@ class Heard:
         fine = np.arange(sent.time[0], sent.time[-1], TICK / 10)
         return Track(fine, np.interp(fine, sent.time, way) + self.measured(axis.key, since).position[0])
 
-    def last(self, axis: Axis) -> float:
+    def last(self, axis: MovedAxis) -> float:
         """Return when the last command was sent."""
         return self._sent[axis.key][-1][0]
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from vla_ros.config import Config
 from vla_ros.config.files import dump_yaml, parameter_file
-from vla_ros_lab.commission.measure import Response, measure_motion, middle
-from vla_ros_lab.commission.motion import NODE_ENDS, Axis
-from vla_ros_lab.commission.session import Session
+from vla_ros_lab.commission.measure import AxisResponse, measure_motion, middle
+from vla_ros_lab.commission.motion import NODE_ENDS, MovedAxis
+from vla_ros_lab.commission.session import Commissioning
 from vla_ros_lab.report import charts, page
 
 _LAGS = "limits.following_error covers it"
@@ -27,7 +27,7 @@ _SAME = 0.25  # share by which the unit of commands and joint states may differ
 _HALF, _TWICE, _GAPS = 0.5, 2.0, 3.0  # the margins
 
 
-def figures_of(session: Session, given: Config) -> dict[str, Any]:
+def figures_of(session: Commissioning, given: Config) -> dict[str, Any]:
     """Return all figures, findings and options, as plain JSON values; what is infinite or unknown is null."""
     joints = {axis: measure_motion(*each[:4]) for axis, each in session.motions.items() if not axis.grips}
     wrong = [(axis, one.gain) for axis, one in joints.items() if abs(one.gain - 1) > _SAME]
@@ -63,7 +63,7 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _grip(axis: Axis, session: Session) -> dict[str, float | bool]:
+def _grip(axis: MovedAxis, session: Commissioning) -> dict[str, float | bool]:
     """Return where a gripper came to rest when told to close and to open, and how fast it moves at half way."""
     motion = session.motions[axis]
     at = [float(motion.measured.at(np.array([end + 0.9 * motion.rests]))[0]) for end in motion.ends]
@@ -73,7 +73,7 @@ def _grip(axis: Axis, session: Session) -> dict[str, float | bool]:
     return {"closed": closed, "opened": opened, "speed": speed, "obeys": motion.confirmed}
 
 
-def _findings(figures: dict[str, Any], session: Session) -> Iterator[tuple[str, str, str]]:
+def _findings(figures: dict[str, Any], session: Commissioning) -> Iterator[tuple[str, str, str]]:
     """Yield what differs from an arm that follows at once and exactly: where, what, and what to do."""
     for topic, each in figures["joint_states"].items():
         if each.rate_hz < _SLOW or each.jitter * each.rate_hz > _UNEVEN:
@@ -112,7 +112,9 @@ def _findings(figures: dict[str, Any], session: Session) -> Iterator[tuple[str, 
 def _options(figures: dict[str, Any], given: Config) -> Iterator[tuple[str, Any, str]]:
     """Yield the options that follow from the figures, with their margins, and how they follow."""
     limits, rate = given.limits, given.control.rate_hz if given.control.rate_hz > 0 else 5.0
-    joints: dict[Axis, Response] = {axis: one for axis, one in figures["joints"].items() if not axis.is_tip}
+    joints: dict[MovedAxis, AxisResponse] = {
+        axis: one for axis, one in figures["joints"].items() if not axis.is_tip
+    }
     if joints:
         joint, one = min(joints.items(), key=lambda item: item[1].deceleration)
         least = f"{'at least ' if one.at_least else ''}{one.deceleration:.3g}"
@@ -160,7 +162,7 @@ def options_file(figures: dict[str, Any], title: str) -> str:
     return parameter_file([title, use, *(f"Found: {each}" for each in told(figures))], sections)
 
 
-def to_html(figures: dict[str, Any], session: Session, title: str) -> str:
+def to_html(figures: dict[str, Any], session: Commissioning, title: str) -> str:
     """Return the page: what was found, the curves of each axis, the options, the figures."""
     curves, surprise = list[Any](), figures["surprise"]
     for axis, motion in session.motions.items():

@@ -14,13 +14,13 @@ from vla_ros.node.run import serve
 from vla_ros.vision.messages import IMAGE_TYPES, image_stamp
 from vla_ros_lab.commission.measure import TICK
 from vla_ros_lab.commission.motion import TICKS
-from vla_ros_lab.commission.session import Session
+from vla_ros_lab.commission.session import Commissioning
 from vla_ros_lab.eval.graph import drivers_of
 from vla_ros_lab.eval.port import SIMULATED, NodePort
 from vla_ros_lab.sim.environment import Environment
 
 
-def on_graph(session: Session, config: Config, cameras: CameraConfig) -> int:
+def on_graph(session: Commissioning, config: Config, cameras: CameraConfig) -> int:
     """Commission the robot; return the node's exit status. ``cameras`` are only heard."""
 
     def ends(node: PolicyNode) -> Callable[[], bool]:
@@ -59,7 +59,7 @@ def on_graph(session: Session, config: Config, cameras: CameraConfig) -> int:
 
 
 def simulated(
-    session: Session, config: Config, world: Environment, clock: SimulatedClock, pause: Callable[[], Any]
+    session: Commissioning, config: Config, world: Environment, clock: SimulatedClock, pause: Callable[[], Any]
 ) -> None:
     """Commission the arms of ``world`` on a simulated clock; ``pause`` is called every tick."""
     port = NodePort(config, session.source, SIMULATED, time=clock)

@@ -18,7 +18,7 @@ from vla_ros.errors import VlaRosError
 from vla_ros.types import FloatArray
 from vla_ros.vision.messages import encode_image
 from vla_ros_lab.commission.measure import TICK, Rhythm, Track, rhythm
-from vla_ros_lab.commission.motion import KEY, Axis, Heard, ScriptedSource, axes_of
+from vla_ros_lab.commission.motion import KEY, Heard, MovedAxis, ScriptedSource, axes_of
 
 STANDS, SETTLES, RESTS, GRIPS, SILENT = 3.0, 1.5, 1.2, 3.0, 2.0
 """Seconds: hear the arm stand; let it sag at first; rest after a ramp; move a gripper; send nothing."""
@@ -39,7 +39,7 @@ class Surprise(VlaRosError):  # noqa: N818 (what it is called everywhere)
     """Something moved as nobody commanded it, or nothing moved: everything ends."""
 
 
-class Motion(NamedTuple):
+class AxisMotion(NamedTuple):
     """A motion out and back, whose ways ended at the times ``ends``."""
 
     commanded: Track
@@ -49,7 +49,7 @@ class Motion(NamedTuple):
     confirmed: bool  # by a person
 
 
-class Session:
+class Commissioning:
     """Commissions an arm. A rig assigns ``safety``, and ``arm`` of the node, and calls :meth:`step` every tick.
 
     ``typed`` returns the line that a person has typed since the last call, "" if none; None: every answer is yes.
@@ -72,12 +72,12 @@ class Session:
         self._joints, self.axes, tips = axes_of(config)
         self.source, self.heard = ScriptedSource(self.axes, clock, self._numbers), Heard(clock, tips)
         self._config, self._clock, self._typed, self._speed, self._way = config, clock, typed, speed, way
-        self.rhythms, self.motions = dict[str, Rhythm](), dict[Axis, Motion]()
-        self.drifts, self.coasts = dict[Axis, float](), dict[Axis, float]()
+        self.rhythms, self.motions = dict[str, Rhythm](), dict[MovedAxis, AxisMotion]()
+        self.drifts, self.coasts = dict[MovedAxis, float](), dict[MovedAxis, float]()
         self.surprise, self.ended, self._ticks, self._script = "", False, False, self._run()
-        self._home = dict[Axis, float]()  # commanded positions; the opening of a gripper, 0 to 1
-        self._seen = dict[Axis, float]()  # measured before a motion
-        self._way_of: tuple[Axis | None, Callable[[float], float]] = None, _nowhere  # what moves, and its way
+        self._home = dict[MovedAxis, float]()  # commanded positions; the opening of a gripper, 0 to 1
+        self._seen = dict[MovedAxis, float]()  # measured before a motion
+        self._way_of: tuple[MovedAxis | None, Callable[[float], float]] = None, _nowhere  # what moves, and its way
         self._span, self._free = (0.0, 0.0), GIVES  # ways on which it may be; which the others may move
 
     def step(self, tick: Callable[[bytes], Any]) -> None:
@@ -116,7 +116,7 @@ class Session:
             yield from self._fall_silent([axis for axis in self.axes if axis.arm == arm.name])
         self.safety.disarm()
 
-    def _fall_silent(self, axes: list[Axis]) -> Script:
+    def _fall_silent(self, axes: list[MovedAxis]) -> Script:
         """Send nothing, by velocity after a slow one: see how far the arm drifts, or when its driver ends it."""
         print(f"Silent for {SILENT:g} s: does the driver hold, and end a velocity?")
         creeping, began, speed = axes[0], self._clock.steady(), _CREEP * self._speed * axes[0].scale
@@ -164,7 +164,7 @@ class Session:
         if not (yield from self._ask(f"{ready} Enter stops at any time.")):
             raise Surprise("a person says: not ready")
 
-    def _move(self, axis: Axis) -> Script:
+    def _move(self, axis: MovedAxis) -> Script:
         """Move one axis out and back, and keep how it follows."""
         if axis.grips:  # from its nearer end to the other and back, as fast as it goes
             self._home[axis] = nearer = round(self._home[axis])
@@ -197,11 +197,11 @@ class Session:
             if np.ptp(measured.position) < abs(way) / 5:
                 raise Surprise(f"{axis} did not move when commanded: is its brake on, its driver not active?")
         confirmed = yield from self._ask(question)
-        self.motions[axis] = Motion(commanded, measured, (began + takes, back), rests, confirmed)
+        self.motions[axis] = AxisMotion(commanded, measured, (began + takes, back), rests, confirmed)
         if not confirmed and not axis.grips:
             raise Surprise(f"a person says: {axis} is another joint or sign")
 
-    def _room(self, axis: Axis) -> float:
+    def _room(self, axis: MovedAxis) -> float:
         """Return how far an axis moves, to the side with more room."""
         margin = next(arm.limits.joint_margin for arm in self._config.arms if arm.name == axis.arm) + 0.02
         at, most = self.heard.now(axis.key), self._way * axis.scale
@@ -213,7 +213,7 @@ class Session:
             )
         return sign * min(room[sign], most)
 
-    def _follow(self, axis: Axis, way: Callable[[float], float], seconds: float) -> Script:
+    def _follow(self, axis: MovedAxis, way: Callable[[float], float], seconds: float) -> Script:
         """Move an axis on a way that depends on the time."""
         self._seen = {each: self.heard.now(each.key) for each in self.axes}
         self._span, self._way_of = (0.0, 0.0), (axis, way)
