@@ -15,7 +15,7 @@ from vla_ros.vision.messages import IMAGE_TYPES, image_stamp
 from vla_ros_lab.commission.measure import TICK
 from vla_ros_lab.commission.motion import TICKS
 from vla_ros_lab.commission.session import Commissioning
-from vla_ros_lab.eval.graph import drivers_of
+from vla_ros_lab.eval.graph import Driver, drivers_of
 from vla_ros_lab.eval.port import SIMULATED, NodePort
 from vla_ros_lab.sim.environment import Environment
 
@@ -38,17 +38,16 @@ def on_graph(session: Commissioning, config: Config, cameras: CameraConfig) -> i
             for arm in arms:
                 heard.measure(arm.name, joint_state_of(state, 0), row)
 
+        def commanded(arm: str, driver: Driver, sent: Any) -> None:
+            heard.command(arm, driver.read(sent, 0))
+
         def seen(topic: str, data: Any, _: Any) -> None:
             heard.times[topic].append(heard.arrived(image_stamp(data)))
 
         for arm in config.arms:
             driver, *_ = drivers_of([arm])
             tap(arm.joint_states, "sensor_msgs/msg/JointState", partial(measured, arm.joint_states))
-            tap(
-                driver.topic,
-                message_type(driver.output),
-                lambda sent, name=arm.name, read=driver.read: heard.command(name, read(sent, 0)),
-            )
+            tap(driver.topic, message_type(driver.output), partial(commanded, arm.name, driver))
         for topic in cameras.topics:
             wiring.subscribe_raw(IMAGE_TYPES[cameras.transport], topic, partial(seen, topic), "camera")
         tick = wiring.publisher(IMAGE_TYPES["raw"], TICKS, "camera")
