@@ -45,12 +45,16 @@ class Browser:
         with urllib.request.urlopen(request, timeout=_PATIENCE) as answer:
             address = json.load(answer)["webSocketDebuggerUrl"]
         page = Tab(self._sockets.enter_context(connect(address, max_size=None)))
+        self._sockets.callback(page.call, "Page.close")
         page.resize(width, height, mobile=mobile)
         page.call("Page.navigate", url=url)
         return page
 
-    def close(self) -> None:
+    def close_pages(self) -> None:
         self._sockets.close()
+
+    def close(self) -> None:
+        self.close_pages()
         self._process.terminate()
         try:
             self._process.wait(10)

@@ -44,6 +44,7 @@ class Faults:
     inverted: bool = False  # the gripper closes when it is told to open
     limp: float = 0.0  # s without a command after which the second joint sinks; 0: it holds
     velocity: bool = False  # it takes velocities
+    twist: bool = False  # it takes velocities of its tip, which ``solve`` makes velocities of joints
     ends: float = 0.0  # s after which it ends a velocity; 0: never
 
 
@@ -72,7 +73,7 @@ class Arm:
         while self.queue and self.queue[0][0] <= now:
             _, self.goal, self.finger_goal = self.queue.popleft()
             self.started = True
-        if faults.velocity:
+        if faults.velocity or faults.twist:
             going = self.started and not (faults.ends and now - self.heard > faults.ends)
             step = (self.goal if going else np.zeros(self.count)) * TICK
         else:

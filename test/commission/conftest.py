@@ -1,4 +1,4 @@
-"""An arm in a process of its own, and a person at a terminal who answers the command's questions."""
+"""Arms with faults: here on a simulated clock, or in a process of their own with a person at a terminal."""
 
 import json
 import os
@@ -8,15 +8,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 sys.path.append(str(Path(__file__).parent))  # test modules are imported by path: arm would not be found
 
+from arm import TICK, Arm, Faults
+
+from vla_ros.control.clock import SimulatedClock
+from vla_ros.control.command import Command
+from vla_ros.kinematics.solver import Kinematics
+from vla_ros.types import JointState
+from vla_ros_lab.commission import result, rigs
+from vla_ros_lab.commission.motion import commissioning_options
+from vla_ros_lab.commission.session import Commissioning
 from vla_ros_lab.eval.command import free_domain
+from vla_ros_lab.sim.arm import HOME
+from vla_ros_lab.sim.environment import Environment, Measurements
 
 PATIENCE, TRIES = 120.0, 2
 CONFIG = """
@@ -60,6 +72,87 @@ def urdf() -> str:
     return "".join([*parts, *fingers, "</robot>"])
 
 
+def configure(folder: Path, faults: dict[str, Any]) -> Path:
+    """Write the URDF and the configuration of an arm with faults."""
+    description, config = folder / "four.urdf", folder / "robot.yaml"
+    description.write_text(urdf())
+    output = "joint_velocity_state" if faults.get("velocity") else "joint_state"
+    output = "twist_stamped" if faults.get("twist") else output
+    text = CONFIG.replace("OUTPUT", output).replace("URDF", str(description))
+    if output != "joint_state":  # carries no fingers
+        text = text.replace("gripper: {", "gripper: {mode: none, ")
+        text = text.replace("gripper_joint_names: [finger_left, finger_right]", "")
+    if faults.get("twist"):
+        text = text.replace(str(description), "demo")
+    config.write_text(text)
+    return config
+
+
+class SimulatedArm(Environment):
+    """An arm with faults; what its driver publishes between two steps of it is left out."""
+
+    step_seconds, ticks, instruction = 2 * TICK, 1, "commission"
+
+    def __init__(self, clock: SimulatedClock, faults: dict[str, Any]) -> None:
+        seven = {"joints": [f"joint_{number}" for number in range(1, 8)], "home": HOME.tolist()}
+        self._tip = Kinematics.from_urdf("demo", seven["joints"], "base_link", "tool")
+        faults = seven | faults if faults.get("twist") else faults
+        self._clock, self._arm, self._rng = clock, Arm(Faults(**faults)), np.random.default_rng(0)
+        self._names = (*self._arm.faults.joints, "finger_left", "finger_right")
+
+    def reset(self, seed: int) -> None: ...
+
+    def observe(self, cameras: Collection[str], stamp: int) -> Measurements:
+        places = np.concatenate([self._arm.measured(self._rng), self._arm.fingers])
+        behind = round(1e9 * self._arm.faults.clock)
+        return Measurements([JointState(self._names, places, stamp - behind)])
+
+    def apply(self, command: Command) -> None:
+        arm, now = self._arm, self._clock.steady()
+        at = dict(zip(command.names, command.positions.tolist(), strict=True)) | dict(command.velocities or {})
+        if command.twist is not None:
+            joints = np.linalg.pinv(self._tip.jacobian(arm.at)) @ np.concatenate(command.twist)
+            at = dict(zip(arm.faults.joints, joints.tolist(), strict=True))
+        arm.hear(now, np.array([at[name] for name in arm.faults.joints]), np.full(2, at.get("finger_left", 0.04)))
+
+    def step(self) -> None:
+        for before in (TICK, 0.0):
+            self._arm.move(self._clock.steady() - before)
+
+
+class Asked(Commissioning):
+    """Asks a function instead of a person."""
+
+    answer: Callable[[str], bool]
+
+    def _ask(self, question: str) -> Generator[None, None, bool]:
+        yield
+        return self.answer(question)
+
+
+class Simulated:
+    """An arm that was commissioned on a simulated clock."""
+
+    def __init__(self, folder: Path, faults: dict[str, Any], answer: Callable[[str], bool]) -> None:
+        self.config, clock = configure(folder, faults), SimulatedClock(1_000_000_000)
+        given, ours = commissioning_options([self.config], [])
+        self.session = Asked(ours, clock, None, 0.2, 0.15)
+        self.session.answer = answer
+        rigs.simulated(self.session, ours, SimulatedArm(clock, faults), clock, lambda: None)
+        self.figures = result.figures_of(self.session, given)
+        self.options, self.page = folder / "measured.yaml", result.to_html(self.figures, self.session, "four")
+        self.options.write_text(result.options_file(self.figures, "four"))
+
+    @property
+    def found(self) -> str:
+        return "\n".join([self.figures["surprise"], *result.told(self.figures)])
+
+
+@pytest.fixture
+def simulate(tmp_path: Path) -> Callable[..., Simulated]:
+    return lambda faults, answer=lambda question: True: Simulated(tmp_path, faults, answer)
+
+
 class Commissioned:
     """What a run of the command said and wrote."""
 
@@ -71,9 +164,7 @@ class Commissioned:
     def hampered(self) -> bool:
         """Whether this host was too busy to move an arm, or to hear it, in time."""
         gaps = [each["longest"] for each in self.figures.get("joint_states", {}).values()]
-        return (
-            "Again, because" in self.said or "the node held the arm" in self.said or max(gaps, default=0.0) > 0.12
-        )
+        return "the node held the arm" in self.said or max(gaps, default=0.0) > 0.15
 
     @property
     def found(self) -> str:
@@ -111,13 +202,7 @@ def commission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
         assert driver.stdout.readline() == b"ready\n"
         for old in ("out.yaml", "page.html", "found.json"):
             (tmp_path / old).unlink(missing_ok=True)
-        config, description = tmp_path / "robot.yaml", tmp_path / "four.urdf"
-        description.write_text(urdf())
-        output = "joint_velocity_state" if faults.get("velocity") else "joint_state"
-        config.write_text(CONFIG.replace("OUTPUT", output).replace("URDF", str(description)))
-        if faults.get("velocity"):  # carries no fingers
-            text = config.read_text().replace("gripper: {", "gripper: {mode: none, ")
-            config.write_text(text.replace("gripper_joint_names: [finger_left, finger_right]", ""))
+        config = configure(tmp_path, faults)
         files = [word for name, file in (("output", "out.yaml"), ("report", "page.html"), ("json", "found.json"))
                  for word in (f"--{name}", str(tmp_path / file))]  # fmt: skip
         ours, theirs = pty.openpty()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vla_ros.types import FloatArray
-from vla_ros_lab.commission.measure import JointResponse, Track, measure_motion, rhythm
+from vla_ros_lab.commission.measure import AxisResponse, Track, measure_motion, rhythm
 
 SPEED, WAY, DWELL, BEGAN = 0.2, 0.15, 1.2, 0.5
 TAKES = WAY / SPEED
@@ -28,7 +28,7 @@ def measure(
     rate: float = 100.0,
     jitter: float = 0.0,
     gain: float = 1.0,
-) -> JointResponse:
+) -> AxisResponse:
     """Let a joint follow commands at 50 Hz, and measure it at a rate."""
     rng, tick = np.random.default_rng(0), 0.001
     commanded = Track(times := np.arange(0, BEGAN + 2 * TAKES + 2 * DWELL + 0.1, 0.02), target(times))
@@ -106,5 +106,5 @@ def test_rate_jitter_and_age_of_messages() -> None:
     assert found.rate_hz == pytest.approx(20, rel=0.05)
     assert found.age == pytest.approx(0.3)
     assert found.jitter == pytest.approx(0.3 * 0.95 / 20, rel=0.1)
-    assert math.isnan(rhythm(stamped, np.zeros(200)).age), "without stamps"
+    assert math.isnan(rhythm(stamped, np.full(200, np.nan)).age), "without stamps"
     assert rhythm(np.zeros(0), np.zeros(0)).rate_hz == 0.0

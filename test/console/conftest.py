@@ -118,13 +118,20 @@ def arm(robot: Robot) -> Iterator[Arm]:
     arm.end()
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """One process for all tests: its start takes longer than most of them."""
     if CHROMIUM is None:
         pytest.skip("chromium is not installed")
-    browser = Browser(tmp_path / "profile")
+    browser = Browser(tmp_path_factory.mktemp("chromium") / "profile")
     yield browser
     browser.close()
+
+
+@pytest.fixture
+def browser(chromium: Browser) -> Iterator[Browser]:
+    yield chromium
+    chromium.close_pages()
 
 
 def said(node: Any) -> str:

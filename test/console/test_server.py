@@ -152,6 +152,9 @@ def test_the_page_lets_nothing_else_in_and_leaks_its_address_to_nobody(robot, co
     assert "frame-ancestors 'none'" in policy
     assert "unsafe" not in policy
     assert not [word for word in ("http://", "https://", "innerHTML", "eval(") if word in text]
+    for _ in range(2):  # the terminal's and that of `ros2 launch`
+        served.process.send_signal(signal.SIGINT)
+    assert served.process.wait(15) == 0, served.text
 
 
 def test_a_node_is_operated_and_each_action_is_logged_with_its_origin(page, capfd) -> None:

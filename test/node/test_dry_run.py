@@ -58,7 +58,9 @@ def test_it_shows_who_takes_over_and_which_cameras_are_not_used() -> None:
     pytest.importorskip("cyclonedds", reason="cyclonedds is not installed (extra 'dds')")
     cameras = ("camera.topics:=[/front, /wrist]", "camera.keys:=[image, wrist]")
     expert = ["--config", "demo", "-p", "policy.name:=hold"]
-    shown = vla_ros("run", *expert, *words(*LEADER, *cameras)[6:], "--dry-run").stdout
+    leader = (*LEADER, "takeover.gripper:=finger_left = 0.0..0.04")
+    shown = vla_ros("run", *expert, *words(*leader, *cameras)[6:], "--dry-run").stdout
+    assert "gripper by finger_left, closed at 0, open at 0.04" in shown
     assert "takeover: /leader (leader) moves 'arm': joint_1 = 1 * joint_1 +0, joint_2" in shown
     assert "takeover: buttons of /joy: deadman=0" in shown
     assert "nothing to take over with" in vla_ros("run", *WIGGLE, "--dry-run").stdout

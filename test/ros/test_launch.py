@@ -5,6 +5,7 @@ force and not named; `ros2 launch` left hanging by a node that ended; one that i
 leaves an armed node behind.
 """
 
+import json
 import os
 import re
 import shutil
@@ -231,8 +232,6 @@ def test_a_replay_whose_recorder_dies_ends(program, recorded_bag: Path, tmp_path
 def test_the_demo_launch_file_solves_the_task_with_a_learned_policy(
     program, tmp_path, words: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
-    import json
-
     pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
     figures = tmp_path / "demo.json"
     launch = program(
@@ -248,6 +247,39 @@ def test_the_demo_launch_file_solves_the_task_with_a_learned_policy(
         assert content["longest_gap_ms"] is not None, launch.output
         assert content["delay_ms"] == 100
         assert "16 step(s), rtc; " in launch.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("policy.launch.py", "policy:=hold", WORDS, QUICK),
+        ("demo.launch.py", "policy:=expert", "real_time:=true", "episodes:=100"),
+    ],
+    ids=["policy", "demo"],
+)
+def test_the_console_is_served_until_the_launch_ends(program, words: tuple[str, ...]) -> None:
+    from urllib.request import urlopen
+
+    for library in ("uvicorn", "starlette", "websockets.sync.client"):
+        pytest.importorskip(library, reason="a library of the extra 'console' is not installed")
+    from websockets.sync.client import connect
+
+    launch, deadline, state = program("ros2", "launch", "vla_ros", *words, "console:=true"), time.time() + 90, ""
+    while not (found := re.search(r"http://([\w.]+:\d+)/\?token=(\S+)", launch.output)):
+        assert time.time() < deadline, launch.output
+        time.sleep(0.1)
+    with urlopen(f"http://{found[1]}/healthz", timeout=10) as answer:
+        assert answer.status == 200
+    address, origin = f"ws://{found[1]}/live?token={found[2]}", f"http://{found[1]}"
+    with connect(address, origin=origin, compression=None, proxy=None) as page:
+        while state not in ("disarmed", "holding", "armed"):
+            assert time.time() < deadline, launch.output
+            if isinstance(said := page.recv(30), str):
+                told = json.loads(said)
+                page.send(json.dumps({"seen": told["beat"]}))
+                state = (told["view"] or {}).get("state", "")
+    assert launch.end(timeout=20) == 0
+    assert "[ERROR] [console" not in launch.output, launch.output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

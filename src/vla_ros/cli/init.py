@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_ros.config.control import ARM_OUTPUTS, OUTPUTS
-from vla_ros.config.files import dump_yaml
+from vla_ros.config.files import dump_yaml, parameter_file
 from vla_ros.errors import ConfigError, MissingDependencyError
 from vla_ros.files import check_output, save_text
 from vla_ros.kinematics.urdf import Urdf, UrdfJoint, read_urdf
@@ -294,14 +294,7 @@ def write(urdf: Urdf, arms: Sequence[FoundArm], seen: Seen, arguments: argparse.
         "joint_margin: 0.05  # rad or m from the URDF's limits",
         "# following_error, collision.deceleration and the timeouts: vla-ros commission measures them",
     ]
-    header = [f"# {urdf.path.name}, written by vla-ros init. Check every GUESS.", "/**:", "  ros__parameters:"]
-    body = [
-        line
-        for name, lines in sections.items()
-        if lines
-        for line in (f"    {name}:", *(f"      {each}" for each in lines))
-    ]
-    return "\n".join([*header, *body]) + "\n"
+    return parameter_file([f"{urdf.path.name}, written by vla-ros init. Check every GUESS."], sections)
 
 
 def _guess(option: str, value: str, arm: FoundArm) -> list[str]:

@@ -6,7 +6,7 @@ node's full name applies, in the order in which the keys first appear, so the la
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,14 @@ def dump_yaml(value: Any) -> str:
     """Return a value as YAML, one line unless it has line breaks; :func:`parse_yaml` and rcl read it back."""
     text: str = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10_000, allow_unicode=True)
     return text.strip().removesuffix("...").strip()
+
+
+def parameter_file(header: Sequence[str], sections: Mapping[str, Sequence[str]]) -> str:
+    """Return a parameter file for any node; ``header`` becomes comments, ``sections`` have their lines."""
+    lines = [*(f"# {line}" for line in header), "/**:", "  ros__parameters:"]
+    for name, body in sections.items():
+        lines += [f"    {name}:", *(f"      {line}" for line in body)] if body else []
+    return "\n".join(lines) + "\n"
 
 
 def read_sections(path: Path) -> Sections:

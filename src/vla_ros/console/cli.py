@@ -12,6 +12,7 @@ import contextlib
 import ipaddress
 import logging
 import secrets
+import signal
 import socket
 import threading
 from pathlib import Path
@@ -84,11 +85,13 @@ def run(arguments: argparse.Namespace) -> int:
 
         def turn() -> bool:
             panel.turn()
-            return ended.is_set()
+            return ended.is_set() or asked.is_set()
 
+        asked = threading.Event()
+        for each in (signal.SIGINT, signal.SIGTERM):  # also twice: the terminal and `ros2 launch` both send one
+            signal.signal(each, lambda *_: asked.set())
         try:
-            with contextlib.suppress(KeyboardInterrupt):
-                graph.spin(turn, _TURN)
+            graph.spin(turn, _TURN)
             failed = ended.is_set()
         finally:
             server.should_exit = True

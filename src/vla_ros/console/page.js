@@ -40,7 +40,7 @@ function drawStop() {
   const waits = page.stops && performance.now() - page.stops;
   $("stop").classList.toggle("sent", Boolean(waits));
   $("stopped").textContent = waits > 500 ? "NOT CONFIRMED: use the emergency stop" : isStopped() ? "stopped"
-    : waits ? "sent" : "escape or space";
+    : waits ? "sent" : matchMedia("(pointer: coarse)").matches ? "touch" : "escape or space";
 }
 
 // Keys: before anything else sees them

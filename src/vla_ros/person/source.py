@@ -164,7 +164,9 @@ class PersonSource(ActionSource):
             if arm.device.followed is not None:
                 topic = arm.device.followed.topic
             if arm.reader is not None:
-                mapped = (f"{one.name} = {one.scale:g} * {one.leader} {one.zero:+g}" for one in arm.reader.joints)
+                mapped = [f"{one.name} = {one.scale:g} * {one.leader} {one.zero:+g}" for one in arm.reader.joints]
+                if arm.reader.gripper:
+                    mapped.append("gripper by {}, closed at {:g}, open at {:g}".format(*arm.reader.gripper))
                 what = f"'{arm.name}': {', '.join(mapped)}"
             lines.append(f"takeover: {topic} ({self.input}) moves {what}")
         more = {"axes": takeover.axes, "buttons": takeover.buttons}

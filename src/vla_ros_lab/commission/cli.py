@@ -11,25 +11,26 @@ the driver does in silence are measured; whatever surprises ends everything at o
 import argparse
 import json
 import os
-import subprocess
+import select
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
-from vla_ros.config import load
 from vla_ros.config.show import add_config_arguments, number
+from vla_ros.control.clock import Clock, SimulatedClock
 from vla_ros.errors import ConfigError
 from vla_ros.files import check_output, save_text
-from vla_ros.graph.launcher import launched
 from vla_ros.graph.names import parse_ros_arguments
 from vla_ros.kinematics.urdf import DEMO
-from vla_ros.node.run import check_topics, serve
-from vla_ros_lab.commission import result
-from vla_ros_lab.commission.answers import Person
-from vla_ros_lab.commission.motion import prepared
+from vla_ros.node.run import check_topics
+from vla_ros_lab.commission import result, rigs
+from vla_ros_lab.commission.measure import TICK
+from vla_ros_lab.commission.motion import commissioning_options
 from vla_ros_lab.commission.session import Commissioning
-from vla_ros_lab.eval.command import private_graph
+from vla_ros_lab.eval.arguments import parse
+from vla_ros_lab.eval.scene import make_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,58 +48,47 @@ def run(arguments: argparse.Namespace) -> int:
     """Commission the arm; return 0 if everything was measured, 1 after a surprise, 130 after Ctrl-C."""
     for name in ("output", "report", "json"):
         check_output(f"--{name}", getattr(arguments, name))
-    simulated = [path.stem for path in arguments.config] == [DEMO]
+    simulated, status = [path.stem for path in arguments.config] == [DEMO], 0
     if arguments.yes and not simulated:
         raise ConfigError(
             "--yes: moves an arm that nobody watches, so it is refused except with --config demo alone"
         )
     if not arguments.yes and not sys.stdin.isatty():
         raise ConfigError("a person must confirm each joint, so this command needs a terminal")
-    given = load(arguments.config, [*arguments.param, "policy.name:=hold"])
+    given, config = commissioning_options(arguments.config, arguments.param)
     check_topics(given, parse_ros_arguments([]))
-    config, person = prepared(given), Person(yes=arguments.yes)
-    session = Commissioning(config, given.camera, person, arguments.speed, arguments.way)
-    with simulation(simulated):
-        status = serve(config, source=session.source, ends=session.ends)
+    clock = SimulatedClock(1) if simulated else Clock()
+    session = Commissioning(config, clock, None if arguments.yes else typed, arguments.speed, arguments.way)
+    if isinstance(clock, SimulatedClock):
+        with closing(make_table(parse(), config)) as table:
+            table.reset(0)
+            pause = partial(time.sleep, 0 if arguments.yes else TICK)
+            rigs.simulated(session, config, table, clock, pause)
+    else:
+        status = rigs.on_graph(session, config, given.camera)
     if not session.ended:
         return _fail(status or 130, "interrupted: the arm holds, and nothing was written")
-    found, title = session.found, f"Commissioning of {arguments.config[0].stem}"
-    surprise, told = result.surprise_of(found), [*result.findings(found, given)]
-    proposed = [] if surprise else [*result.proposals(found, given)]
-    for what, text, fix in told:
-        print(f"{what}: {text}; {fix}")
-    for name, value, why in proposed:
-        print(f"{name}: {value:.3g} ({why})")
+    figures, title = result.figures_of(session, given), f"Commissioning of {arguments.config[0].stem}"
+    print(*result.told(figures), sep="\n")
+    for name, value in figures["options"].items():
+        print(f"{name}: {value} ({figures['why'][name]})")
     if arguments.json:
-        save_text(arguments.json, json.dumps(result.figures_of(found, told, proposed), indent=1) + "\n")
+        save_text(arguments.json, json.dumps(figures, indent=1) + "\n")
     if arguments.report:
-        save_text(arguments.report, result.to_html(found, told, proposed, title))
-    if surprise:
-        return _fail(1, f"stopped: {surprise}")
+        save_text(arguments.report, result.to_html(figures, session, title))
+    if figures["surprise"]:
+        return _fail(1, f"stopped: {figures['surprise']}")
     if arguments.output:
-        save_text(arguments.output, result.options_file(proposed, told, title))
+        save_text(arguments.output, result.options_file(figures, title))
     return 0
+
+
+def typed() -> str:
+    """Return what a person has typed, "" if nothing; "n" once the terminal is gone."""
+    waits = select.select([sys.stdin], [], [], 0)[0]
+    return os.read(sys.stdin.fileno(), 4096).decode(errors="replace") or "n" if waits else ""
 
 
 def _fail(status: int, text: str) -> int:
     print(f"vla-ros commission: {text}", file=sys.stderr)
     return status
-
-
-@contextmanager
-def simulation(wanted: bool) -> Iterator[None]:
-    """Run the simulated arm in a process of its own, on a graph that no robot shares."""
-    if not wanted:
-        yield
-        return
-    for name in ("ROS_DOMAIN_ID", "ROS_AUTOMATIC_DISCOVERY_RANGE", "ROS_LOCALHOST_ONLY"):
-        os.environ.pop(name, None)
-    os.environ.update(private_graph(os.environ))
-    command = [sys.executable, "-m", "vla_ros_lab.commission.simulated"]
-    environment = {**os.environ, **launched()}
-    driver = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
-    try:
-        yield
-    finally:
-        driver.terminate()
-        driver.wait(10)

@@ -1,392 +1,281 @@
-"""The order in which an arm is commissioned: stand, arm, each joint, silence, the gripper.
+"""The order in which an arm is commissioned: stand, arm, each joint, the gripper, silence.
 
-It runs on the thread that spins, a little every 20 ms, as a generator: each ``yield`` waits for the next tick. It
-proposes motions to the node and nothing else: limits, collisions and watchdogs are the node's.
+It goes on every TICK, as a generator: each ``yield`` waits for the next tick. It proposes motions to the node and
+nothing else: limits, collisions and watchdogs are the node's.
 """
 
 import math
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from vla_ros.config import ArmConfig, CameraConfig, Config
+from vla_ros.config import Config
 from vla_ros.control.clock import Clock
 from vla_ros.control.reasons import Reason
-from vla_ros.control.safety import State
+from vla_ros.control.safety import Safety, State
 from vla_ros.errors import VlaRosError
-from vla_ros.node.policy_node import PolicyNode
 from vla_ros.types import FloatArray
-from vla_ros_lab.commission.answers import Person
-from vla_ros_lab.commission.measure import JointResponse, Rhythm, Track, measure_motion, middle
-from vla_ros_lab.commission.motion import TICK, Heard, MovedJoint, ScriptedSource, grips, joints_of
+from vla_ros.vision.messages import encode_image
+from vla_ros_lab.commission.measure import TICK, Rhythm, Track, rhythm
+from vla_ros_lab.commission.motion import KEY, Heard, MovedAxis, ScriptedSource, axes_of
 
-STANDS, SETTLES, RESTS, SILENT = 3.0, 1.5, 1.2, 2.0
-"""Seconds: hear the arm stand; let it sag after the first command; rest after a ramp; send nothing."""
-_STILL, _GIVES = 0.03, 0.15  # rad: that a joint may be from where it should be; that it may sag or trail
+STANDS, SETTLES, RESTS, GRIPS, SILENT = 3.0, 1.5, 1.2, 3.0, 2.0
+"""Seconds: hear the arm stand; let it sag at first; rest after a ramp; move a gripper; send nothing."""
+STILL, GIVES = 0.03, 0.15  # rad: that a joint may be from where it should be; that it may sag or trail
 _CREEP = 0.25  # share of the speed at which the node falls silent
 _WAIT = 10.0  # s for the first joint state, and for the node to be armed
-_NODE_ENDS = 0.9  # s; shortly after that, the node itself ends a velocity
 _DEGREES = 180 / math.pi
-_BUSY = {Reason.SUSPENDED, Reason.JOINT_STATE_STALE}  # reasons to hold of a machine that is too slow
+_BLACK = np.zeros((1, 1, 3), np.uint8)
 
 Script = Generator[None, None, None]
-
-
-class SurpriseError(VlaRosError):
-    """Something moved as nobody commanded it, or nothing moved: everything ends."""
-
-
-class HeldError(SurpriseError):
-    """The node held the arm for a reason of this machine, and will go on."""
-
-
-@dataclass(frozen=True)
-class Grip:
-    """A gripper that was closed and opened; positions of its measured joint, rad or m."""
-
-    closed: float
-    opened: float
-    speed: float  # in the middle of its way, rad/s or m/s
-    obeys: bool  # False if a person saw it open when it was told to close, or close
-
-
-@dataclass
-class Found:
-    """What was found so far, by topic, joint or arm."""
-
-    states: dict[str, Rhythm] = field(default_factory=dict)
-    cameras: dict[str, Rhythm] = field(default_factory=dict)
-    motions: dict[MovedJoint, tuple[Track, Track, tuple[float, float]]] = field(default_factory=dict)
-    drifts: dict[MovedJoint, float] = field(default_factory=dict)  # rad or m while the node was silent
-    coasts: dict[str, float] = field(default_factory=dict)  # s that an arm moved on after a last velocity
-    grips: dict[str, Grip] = field(default_factory=dict)
-    fingers: dict[str, Track] = field(default_factory=dict)
-    surprise: str = ""
-
-    @cached_property
-    def responses(self) -> dict[MovedJoint, JointResponse]:
-        """How each joint followed; takes too long for the thread that spins."""
-        return {joint: measure_motion(*motion, RESTS) for joint, motion in self.motions.items()}
-
-    @property
-    def ends_after(self) -> dict[str, float]:
-        """When each arm's driver ends a velocity by itself, s; infinite if it does not."""
-        late = {
-            arm: max(one.delay for each, one in self.responses.items() if each.arm == arm) for arm in self.coasts
-        }
-        found = {arm: coast - late[arm] for arm, coast in self.coasts.items()}
-        return {arm: after if after < _NODE_ENDS else math.inf for arm, after in found.items()}
 
 
 def _nowhere(now: float) -> float:
     return 0.0
 
 
+class Surprise(VlaRosError):  # noqa: N818 (what it is called everywhere)
+    """Something moved as nobody commanded it, or nothing moved: everything ends."""
+
+
+class AxisMotion(NamedTuple):
+    """A motion out and back, whose ways ended at the times ``ends``."""
+
+    commanded: Track
+    measured: Track
+    ends: tuple[float, float]
+    rests: float  # s after each of them
+    confirmed: bool  # by a person
+
+
 class Commissioning:
-    """Commissions the arms of the node that :meth:`ends` gets, with :attr:`source` as its source.
+    """Commissions an arm. A rig assigns ``safety``, and ``arm`` of the node, and calls :meth:`step` every tick.
+
+    ``typed`` returns the line that a person has typed since the last call, "" if none; None: every answer is yes.
 
     Attributes:
-        found: What was measured.
-        ended: There is nothing left to do; ``complete`` if all was done.
+        rhythms: Of each topic.
+        motions: Of each axis.
+        drifts: How far each axis moved while nothing was sent.
+        coasts: How long an axis moved on after its last velocity, s.
+        surprise: What ended everything.
+        ended: There is nothing left to do.
     """
 
-    def __init__(self, config: Config, cameras: CameraConfig, person: Person, speed: float, way: float) -> None:
-        clock = Clock()
-        self.source, self._heard = ScriptedSource(config, clock, self._motion), Heard(config, cameras, clock)
-        self._config, self._person, self._speed, self._way = config, person, speed, way
-        self._joints, self._time, self.found = joints_of(config), clock.steady, Found()
-        self.ended = self.complete = self._ticks = self._held = False
-        self._moves: MovedJoint | None = None
-        self._ramp = self._expected = _nowhere  # of the moving joint: what is added to its goal, and its way
-        self._span = 0.0, 0.0  # smallest and largest way that it should have been at
-        self._goal: dict[MovedJoint, float] = {}  # commanded positions, or zeros for velocities
-        self._home: dict[MovedJoint, float] = {}  # measured before a motion
-        self._opening: dict[str, float] = {}  # by arm, 0 to 1
-        self._free = _GIVES  # rad, which the joints that are not to move may move: they sag at the first command
-        self._steps = self._run()
+    safety: Safety
+    arm: Callable[[], Any]
 
-    def ends(self, node: PolicyNode) -> Callable[[], bool]:
-        """Take the node before it is configured; return what tells that everything has ended."""
-        self._node = node
-        self._heard.listen(node.wiring)
-        node.wiring.timer(TICK, self._step)
-        return lambda: self.ended
+    def __init__(
+        self, config: Config, clock: Clock, typed: Callable[[], str] | None, speed: float, way: float
+    ) -> None:
+        self._joints, self.axes, tips = axes_of(config)
+        self.source, self.heard = ScriptedSource(self.axes, clock, self._numbers), Heard(clock, tips)
+        self._config, self._clock, self._typed, self._speed, self._way = config, clock, typed, speed, way
+        self.rhythms, self.motions = dict[str, Rhythm](), dict[MovedAxis, AxisMotion]()
+        self.drifts, self.coasts = dict[MovedAxis, float](), dict[MovedAxis, float]()
+        self.surprise, self.ended, self._ticks, self._script = "", False, False, self._run()
+        self._home = dict[MovedAxis, float]()  # commanded positions; the opening of a gripper, 0 to 1
+        self._seen = dict[MovedAxis, float]()  # measured before a motion
+        self._way_of: tuple[MovedAxis | None, Callable[[float], float]] = None, _nowhere  # what moves, and its way
+        self._span, self._free = (0.0, 0.0), GIVES  # ways on which it may be; which the others may move
 
-    def _step(self) -> None:
-        """Go on with the script, and ask the source for its next action."""
-        if self.ended or not self._node.is_active:
-            return
+    def step(self, tick: Callable[[bytes], Any]) -> None:
+        """Go on with the script, and ask the source for its next action by an image."""
         try:
-            held = self._watch() if self._node.safety.state is not State.DISARMED else ""
-            again, self._held = self._held, bool(held)
-            if held and not again:
-                self._steps.throw(HeldError(held))
-            else:
-                next(self._steps)
+            next(self._script)
             if self._ticks:
-                self._heard.tick()
+                tick(encode_image(_BLACK, self._clock.ros(), KEY))
         except StopIteration:
-            self.ended = self.complete = True
-        except SurpriseError as surprise:
-            self.found.surprise, self.ended = str(surprise), True
-            self._node.stop(str(surprise))
-
-    # The order
+            self.ended = True
+        except Surprise as surprise:
+            self.surprise, self.ended = str(surprise), True
+            self.safety.stop(Reason.OPERATOR_STOP, self.surprise)
 
     def _run(self) -> Script:
         yield from self._stand()
-        yield from self._patiently(self._arm)
+        for axis in self.axes:
+            at, width = self.heard.now(axis.key), axis.high - axis.low
+            open_by_now = 1.0 if math.isnan(at) else float(np.clip((at - axis.low) / width, 0.0, 1.0))
+            self._home[axis] = open_by_now if axis.grips else at
+        self._ticks, until = True, self._clock.steady() + _WAIT
+        yield from self._sleep(0.5)
+        while self.safety.state is not State.ARMED:
+            self.arm()
+            if self._clock.steady() > until:
+                raise Surprise(f"the node cannot be armed: {self.safety.explain()}")
+            yield
+        yield from self._sleep(SETTLES)
+        for axis in self.axes:
+            self._free = STILL
+            if axis.grips and math.isnan(self.heard.now(axis.key)):
+                print(f"{axis} is in no joint state, so the gripper is not measured (gripper.measured_by).")
+            else:
+                yield from self._move(axis)
         for arm in self._config.arms:
-            joints = [joint for joint in self._joints if joint.arm == arm.name]
-            for joint in joints:
-                yield from self._patiently(self._joint, joint, arm.limits.joint_margin)
-            silent = (self._coast, joints[-1]) if joints[-1].by_velocity else (self._silence, joints)
-            yield from self._patiently(*silent)
-            if grips(arm):
-                yield from self._patiently(self._grip, arm)
-        self._node.enable(False)
+            yield from self._fall_silent([axis for axis in self.axes if axis.arm == arm.name])
+        self.safety.disarm()
 
-    def _patiently(self, part: Callable[..., Script], *arguments: Any) -> Script:
-        """Run a part of the script; begin it anew, four times at most, if this machine was too busy meanwhile."""
-        for left in range(4, -1, -1):
-            try:
-                yield from part(*arguments)
-                return
-            except HeldError as held:
-                if not left:
-                    raise
-                print(f"Again, because {held}")
-            self._rest()
-            self._home = {}
-            yield from self._sleep(_WAIT, lambda: self._node.safety.state is State.ARMED)
-            self._begin_here()
-            yield from self._sleep(SETTLES)
+    def _fall_silent(self, axes: list[MovedAxis]) -> Script:
+        """Send nothing, by velocity after a slow one: see how far the arm drifts, or when its driver ends it."""
+        print(f"Silent for {SILENT:g} s: does the driver hold, and end a velocity?")
+        creeping, began, speed = axes[0], self._clock.steady(), _CREEP * self._speed * axes[0].scale
+        if creeping.by_velocity:
+            yield from self._follow(creeping, lambda now: speed * min(now - began, 2.0), 0.3)
+        self._ticks = False
+        yield from self._sleep(0.1)
+        since = self.heard.last(creeping)
+        yield from self._sleep(SILENT)
+        self._ticks, self._way_of = True, (None, _nowhere)
+        for axis in axes:
+            track = self.heard.measured(axis.key, since)
+            self.drifts[axis] = float(np.ptp(track.position))
+        if creeping.by_velocity:
+            track = self.heard.measured(creeping.key, since - 0.3)
+            going = track.time[np.gradient(track.position, track.time) > speed / 2]
+            self.coasts[creeping] = float(going[-1]) - since if len(going) else 0.0
 
     def _stand(self) -> Script:
         """Hear the standing arm: where it is, and when messages come."""
         print(f"Listening for {STANDS:g} s; nothing moves.")
-        yield from self._sleep(_WAIT, lambda: not self._unheard())
-        if lacking := self._unheard():
-            raise SurpriseError(f"no joint state has {', '.join(lacking)} within {_WAIT:g} s (robot.joint_names)")
-        since = self._time()
-        yield from self._sleep(STANDS)
-        topics = {arm.joint_states for arm in self._config.arms}
-        rhythms = {topic: self._heard.rhythm(topic, since) for topic in self._heard.times}
-        self.found.states = {topic: each for topic, each in rhythms.items() if topic in topics}
-        self.found.cameras = {topic: each for topic, each in rhythms.items() if topic not in topics}
-        print("The driver says that the joints are at")
-        outside = list[str]()
-        for joint in self._joints:
-            at = self._heard.now(joint.key)
-            print(f"  {joint!s:24} {at:8.3f} " + ("m" if joint.slides else f"rad = {at * _DEGREES:7.1f} degrees"))
-            if not joint.low - 0.1 <= at <= joint.high + 0.1:
-                fits = joint.low - 0.1 <= at / _DEGREES <= joint.high + 0.1 and not joint.slides
-                hint = f"; in degrees it would be {at / _DEGREES:.3f} rad, which is inside" if fits else ""
-                outside.append(f"{joint} is at {at:.3f}, the URDF allows {joint.low:.3f} to {joint.high:.3f}{hint}")
-        if outside:
-            raise SurpriseError("the joint states do not fit the URDF: " + "; ".join(outside))
-        question = "Is each joint there, by the scale on the arm or its pendant?"
-        yield from self._confirm(question, "a joint is not where the driver says")
-        ready = (
-            "The arm will move now. Is the emergency stop in a person's hand, and nothing within 30 cm of the arm?"
+        yield from self._sleep(
+            _WAIT, lambda: not any(math.isnan(self.heard.now(each.key)) for each in self._joints)
         )
-        yield from self._confirm(f"{ready} Enter stops at any time.", "not ready")
+        since, outside = self._clock.steady(), list[str]()
+        yield from self._sleep(STANDS)
+        for topic, rows in self.heard.times.items():
+            self.rhythms[topic] = rhythm(*np.array([row for row in rows if row[0] >= since]).reshape(-1, 2).T)
+        print("The driver says that the joints are at")
+        for joint in self._joints:
+            at, limits = self.heard.now(joint.key), f"the URDF allows {joint.low:.3f} to {joint.high:.3f}"
+            unit = "m" if joint.slides else f"rad = {at * _DEGREES:7.1f} degrees"
+            print(f"  {joint!s:24} {at:8.3f} {unit}")
+            if math.isnan(at):
+                raise Surprise(f"no joint state has {joint} within {_WAIT:g} s (robot.joint_names)")
+            if not joint.low - 0.1 <= at <= joint.high + 0.1:
+                fits = joint.low - 0.1 <= at / _DEGREES <= joint.high + 0.1
+                hint = f"; in degrees it would be {at / _DEGREES:.3f} rad, which is inside" if fits else ""
+                outside.append(f"{joint} is at {at:.3f}, {limits}{hint}")
+        if outside:
+            raise Surprise("the joint states do not fit the URDF: " + "; ".join(outside))
+        if not (yield from self._ask("Is each joint there, by the scale on the arm or its pendant?")):
+            raise Surprise("a person says: a joint is not where the driver says")
+        ready = "The arm will move. Is the emergency stop in a person's hand, and nothing within 30 cm of the arm?"
+        if not (yield from self._ask(f"{ready} Enter stops at any time.")):
+            raise Surprise("a person says: not ready")
 
-    def _unheard(self) -> list[str]:
-        return [str(joint) for joint in self._joints if math.isnan(self._heard.now(joint.key))]
+    def _move(self, axis: MovedAxis) -> Script:
+        """Move one axis out and back, and keep how it follows."""
+        if axis.grips:  # from its nearer end to the other and back, as fast as it goes
+            self._home[axis] = nearer = round(self._home[axis])
+            way, takes, rests, lead = 1.0 - 2 * nearer, TICK, GRIPS, GRIPS
+            print(f"{axis}: the gripper {'closes and opens' if nearer else 'opens and closes'}.")
+            question = f"Did it first {'close, then open' if nearer else 'open, then close'}?"
+        else:
+            way, rests, lead = self._room(axis), RESTS, 0.3
+            takes, slides = abs(way) / (self._speed * axis.scale), axis.slides
+            unit = f"{1000 * way:+.0f} mm" if slides else f"{way * _DEGREES:+.0f} degrees"
+            print(f"{axis}: {unit} along its axis ({axis.axis}) and back.")
+            side = "positive" if way > 0 else "negative"
+            question = f"Did {axis} {'slide' if slides else 'turn'}, first in the {side} direction of its axis?"
+        since = self._clock.steady()
+        began, back = since + lead, since + lead + 2 * takes + rests
 
-    def _arm(self) -> Script:
-        self._opening = {arm.name: self._openness(arm) for arm in self._config.arms}
-        self._begin_here()
-        self._ticks, until = True, self._time() + _WAIT
-        yield from self._sleep(0.5)
-        while self._node.safety.state is not State.ARMED:
-            why = self._node.enable(True)[1]
-            if self._time() > until:
-                raise SurpriseError(f"the node cannot be armed: {why}")
-            yield from self._sleep(0.2)
-        yield from self._sleep(SETTLES)
+        def follows(now: float) -> float:
+            return way * float(np.clip(min(now - began, back - now) / takes, 0.0, 1.0))
 
-    def _joint(self, joint: MovedJoint, margin: float) -> Script:
-        """Move one joint out and back, and record how it follows."""
-        way, speed = self._way * joint.scale, self._speed * joint.scale
-        at = self._heard.now(joint.key)
-        room = {1.0: joint.high - margin - 0.02 - at, -1.0: at - joint.low - margin - 0.02}
-        sign = max(room, key=lambda side: min(room[side], way))
-        way = min(way, room[sign])
-        if way < self._way * joint.scale / 3:
-            raise SurpriseError(
-                f"{joint} has no room: it is at {at:.3f}, its limits are {joint.low:.3f} to {joint.high:.3f}"
+        yield from self._follow(axis, follows, back + rests - since)
+        self._way_of, measured = (None, _nowhere), self.heard.measured(axis.key, since)
+        if axis.grips:
+            times, width = np.arange(since, back + rests, TICK), axis.high - axis.low
+            places = [axis.low + width * (self._home[axis] + follows(now)) for now in times.tolist()]
+            commanded = Track(times, np.array(places))
+        else:
+            commanded = self.heard.commanded(axis, since)
+            if np.ptp(commanded.position) < 0.7 * abs(way):
+                raise Surprise(f"{axis}: limits.* or collision.check did not let it move by {way:.3f}")
+            if np.ptp(measured.position) < abs(way) / 5:
+                raise Surprise(f"{axis} did not move when commanded: is its brake on, its driver not active?")
+        confirmed = yield from self._ask(question)
+        self.motions[axis] = AxisMotion(commanded, measured, (began + takes, back), rests, confirmed)
+        if not confirmed and not axis.grips:
+            raise Surprise(f"a person says: {axis} is another joint or sign")
+
+    def _room(self, axis: MovedAxis) -> float:
+        """Return how far an axis moves, to the side with more room."""
+        margin = next(arm.limits.joint_margin for arm in self._config.arms if arm.name == axis.arm) + 0.02
+        at, most = self.heard.now(axis.key), self._way * axis.scale
+        room = {1.0: axis.high - margin - at, -1.0: at - axis.low - margin}
+        sign = max(room, key=lambda side: min(room[side], most))
+        if room[sign] < most / 3:
+            raise Surprise(
+                f"{axis} has no room: it is at {at:.3f}, its limits are {axis.low:.3f} to {axis.high:.3f}"
             )
-        unit = f"{way * 1000:.0f} mm" if joint.slides else f"{way * _DEGREES:.0f} degrees"
-        print(f"{joint}: {'+' if sign > 0 else '-'}{unit} along its axis ({joint.axis}) and back.")
-        self._free = _STILL
-        self._remember()
-        since = self._time()
-        began, takes = since + 0.3, way / speed
-        back, end = began + takes + RESTS, began + 2 * takes + RESTS
+        return sign * min(room[sign], most)
 
-        def offset(now: float) -> float:
-            return sign * speed * float(np.clip(min(now - began, takes, end - now), 0.0, takes))
+    def _follow(self, axis: MovedAxis, way: Callable[[float], float], seconds: float) -> Script:
+        """Move an axis on a way that depends on the time."""
+        self._seen = {each: self.heard.now(each.key) for each in self.axes}
+        self._span, self._way_of = (0.0, 0.0), (axis, way)
+        yield from self._sleep(seconds)
 
-        def velocity(now: float) -> float:
-            return sign * speed * (float(began <= now < began + takes) - float(back <= now < end))
-
-        self._moves, self._ramp, self._expected = joint, velocity if joint.by_velocity else offset, offset
-        yield from self._sleep(end + RESTS - since)
-        self._rest()
-        commanded, measured = self._heard.commanded(joint, since), self._heard.measured(joint.key, since)
-        if joint.by_velocity:
-            commanded = replace(commanded, position=commanded.position + measured.position[0])
-        if np.ptp(commanded.position) < 0.7 * way:
-            raise SurpriseError(f"{joint}: limits.* or collision.check did not let it move by {way:.3f}")
-        if np.ptp(measured.position) < way / 5:
-            raise SurpriseError(f"{joint} did not move when commanded: is its brake on, its driver not active?")
-        self.found.motions[joint] = commanded, measured, (began + takes, end)
-        side, how = ("positive" if sign > 0 else "negative"), ("slide" if joint.slides else "turn")
-        question = f"Did {joint} {how}, first in the {side} direction of its axis?"
-        yield from self._confirm(question, f"{joint} is another joint or sign")
-
-    def _silence(self, joints: list[MovedJoint]) -> Script:
-        """Send nothing, and see whether the driver holds."""
-        print(f"Silent for {SILENT:g} s: does the driver hold?")
-        self._ticks, since = False, self._time()
-        yield from self._sleep(SILENT)
-        self._ticks = True
-        for joint in joints:
-            self.found.drifts[joint] = float(np.ptp(self._heard.measured(joint.key, since).position))
-
-    def _coast(self, joint: MovedJoint) -> Script:
-        """Send a slow velocity once, and see when the driver ends it; the node ends it after a second."""
-        print(f"One slow velocity for {joint}, then silence: does the driver end it?")
-        before, speed, began = self._node.config, _CREEP * self._speed * joint.scale, self._time()
-        self._node.reconfigure(replace(before, timeouts=replace(before.timeouts, velocity=1.0)))
-        self._remember()
-        self._moves, self._ramp = joint, lambda now: speed
-        self._expected = lambda now: speed * min(now - began, 1.4)
-        yield from self._sleep(0.3)
-        self._ticks = False
-        yield from self._sleep(0.1)
-        last = self._heard.commands[joint.key][-1][0]
-        yield from self._sleep(SILENT)
-        moved = self._heard.measured(joint.key, last - 0.3)
-        going = moved.time[np.gradient(moved.position, moved.time) > speed / 2]
-        self.found.coasts[joint.arm] = float(going[-1]) - last if len(going) else 0.0
-        self._rest()
-        self._remember()
-        self._node.reconfigure(before)
-
-    def _grip(self, arm: ArmConfig) -> Script:
-        """Close and open the gripper; it ends as it was, at the nearer end."""
-        key = arm.name, self._finger(arm)[0]
-        if math.isnan(self._heard.now(key)):
-            print(f"{key[1]} is in no joint state, so the gripper is not measured (gripper.measured_by).")
-            return
-        nearer, ends, obeys = round(self._opening[arm.name]), dict[int, float](), True
-        for opening in (1 - nearer, nearer):
-            print(f"The gripper {'opens' if opening else 'closes'}.")
-            self._opening[arm.name], since = float(opening), self._time()
-            yield from self._sleep(0.5)
-            yield from self._sleep(
-                5.0, lambda: bool(np.ptp(self._heard.measured(key, self._time() - 0.4).position) < 2e-3)
-            )
-            track = self.found.fingers[arm.name] = self._heard.measured(key, since)
-            ends[opening] = self._heard.now(key)
-            obeys &= yield from self._person.ask(f"Is the gripper {'open' if opening else 'closed'} now?")
-        self.found.grips[arm.name] = Grip(ends[0], ends[1], abs(middle(track)[0]), obeys)
-
-    # What may happen meanwhile
-
-    def _watch(self) -> str:
-        """Raise SurpriseError if a person or the node ends the motion, or a joint is where it should not be.
-
-        Returns why the node holds the arm if the reason is this machine's.
-        """
-        if self._moves is not None and self._person.pressed():
-            raise SurpriseError("a person pressed Enter")
-        status = self._node.safety.status
-        if status.state in (State.HOLDING, State.STOPPED):
-            told = f"the node held the arm: {self._node.safety.explain()}"
-            if status.state is State.HOLDING and status.holds.keys() <= _BUSY:
-                return told
-            raise SurpriseError(told)
-        ahead = self._expected(self._time())
-        self._span = min(self._span[0], ahead), max(self._span[1], ahead)
-        for joint, home in self._home.items():
-            moved, still = self._heard.now(joint.key) - home, _STILL * joint.scale
-            said = f"{joint} moved by {moved:+.3f}"
-            if joint is not self._moves:
-                if abs(moved) > self._free * joint.scale:
-                    raise SurpriseError(f"{said}, {self._meanwhile}")
-            elif not self._span[0] - still <= moved <= self._span[1] + still:
-                times = (
-                    f"too far, {abs(moved / ahead) if ahead else math.inf:.0f} times; is one of the two in degrees?"
-                )
+    def _watch(self) -> None:
+        """Raise Surprise if a person or the node ends the motion, or something is where it should not be."""
+        moving, way = self._way_of
+        if moving and self._typed and self._typed():
+            raise Surprise("a person pressed Enter")
+        if self.safety.state in (State.HOLDING, State.STOPPED):
+            raise Surprise(f"the node held the arm: {self.safety.explain()}")
+        ahead = way(self._clock.steady())
+        self._span = low, high = min(self._span[0], ahead), max(self._span[1], ahead)
+        for axis in (each for each in self.axes if not each.grips):
+            moved, still = self.heard.now(axis.key) - self._seen.get(axis, self._home[axis]), STILL * axis.scale
+            said, hint = f"{axis} moved by {moved:+.3f}", ""
+            if axis is not moving:
+                if abs(moved) > self._free * axis.scale:
+                    order = "is robot.joint_names in the controller's order, do both have the same unit?"
+                    when = f"while {moving} was commanded to" if moving else "though it was told to stay"
+                    hint = (
+                        f"{when}; {order}" if self._ticks else "though no command came: its driver does not hold it"
+                    )
+            elif not low - still <= moved <= high + still:
+                far = f"{abs(moved) / max(high, -low, 1e-9):.3g} times as far; is one of the two in degrees?"
                 wrong = "the wrong way; commands and joint states have different signs"
-                how = wrong if moved * sum(self._span) < 0 else times
-                raise SurpriseError(f"{said} when commanded by {ahead:+.3f}: {how}")
-            elif abs(moved - ahead) > _GIVES * joint.scale:
+                hint = f"when commanded by {ahead:+.3f}: {wrong if moved * (low + high) < 0 else far}"
+            elif abs(moved - ahead) > GIVES * axis.scale:
                 why = "is something in its way, its brake on, or another joint's command its own?"
-                raise SurpriseError(f"{said} when commanded by {ahead:+.3f}: it does not follow; {why}")
-        return ""
+                hint = f"when commanded by {ahead:+.3f}: it does not follow; {why}"
+            if hint:
+                raise Surprise(f"{said}, {hint}")
 
-    @property
-    def _meanwhile(self) -> str:
-        if not self._ticks:
-            return "though no command came: its driver does not hold it"
-        when = f"while {self._moves} was commanded to" if self._moves else "though it was told to stay where it was"
-        return f"{when}; is robot.joint_names in the controller's order, do both have the same unit?"
-
-    # Helpers
-
-    def _motion(self, now: float) -> FloatArray:
-        """Return what all arms are commanded at a time."""
-        numbers = list[float]()
-        for arm in self._config.arms:
-            for joint in (each for each in self._joints if each.arm == arm.name):
-                numbers.append(self._goal[joint] + (self._ramp(now) if joint is self._moves else 0.0))
-            if grips(arm):
-                closed, opened = arm.gripper.closed_value, arm.gripper.open_value
-                numbers.append(closed + self._opening[arm.name] * (opened - closed))
+    def _numbers(self, now: float) -> FloatArray:
+        """Return the number that each axis is commanded at a time, as :class:`ScriptedSource` proposes it."""
+        (moving, way), numbers = self._way_of, list[float]()
+        for axis in self.axes:
+            ahead, then = (way(now), way(now + TICK)) if axis is moving else (0.0, 0.0)
+            if axis.by_velocity:
+                numbers.append((then - ahead) / (1.0 if axis.is_tip else TICK))
+            elif axis.grips:
+                closed, opened = axis.values
+                numbers.append(closed + (self._home[axis] + ahead) * (opened - closed))
+            else:
+                numbers.append(self._home[axis] + ahead)
         return np.array(numbers)
 
-    def _begin_here(self) -> None:
-        """Begin the next motion where the arms are measured, as the node does after an arming and a hold."""
-        self._remember()
-        self._goal = {joint: 0.0 if joint.by_velocity else at for joint, at in self._home.items()}
-        self._free = _GIVES
-
-    def _remember(self) -> None:
-        self._home, self._span = {joint: self._heard.now(joint.key) for joint in self._joints}, (0.0, 0.0)
-
-    def _rest(self) -> None:
-        self._moves, self._ramp, self._expected, self._ticks = None, _nowhere, _nowhere, True
-
-    def _finger(self, arm: ArmConfig) -> tuple[str, float, float]:
-        """Return the joint that shows an arm's opening, and its positions when closed and open."""
-        gripper, gauge = arm.gripper, arm.gripper.gauge
-        if gauge:
-            return gauge.joint, gauge.closed, gauge.open
-        return arm.robot.gripper_joint_names[0], gripper.closed_position, gripper.open_position
-
-    def _openness(self, arm: ArmConfig) -> float:
-        """Return how far the gripper is open, 0 to 1; 1 where that is not measured."""
-        if not grips(arm):
-            return 0.0
-        name, closed, opened = self._finger(arm)
-        share = (self._heard.now((arm.name, name)) - closed) / (opened - closed)
-        return 1.0 if math.isnan(share) else float(np.clip(share, 0.0, 1.0))
-
     def _sleep(self, seconds: float, ready: Callable[[], bool] = lambda: False) -> Script:
-        """Wait for some time, or until ``ready()``."""
-        until = self._time() + seconds
-        while not ready() and self._time() < until:
+        """Wait for some time, or until ``ready()``; raises Surprise as :meth:`_watch` does."""
+        until = self._clock.steady() + seconds
+        while not ready() and self._clock.steady() < until:
             yield
+            if self.safety.state is not State.DISARMED:
+                self._watch()
 
-    def _confirm(self, question: str, otherwise: str) -> Script:
-        """Ask a person; raise SurpriseError unless the answer is yes."""
-        if not (yield from self._person.ask(question)):
-            raise SurpriseError(f"a person says: {otherwise}")
+    def _ask(self, question: str) -> Generator[None, None, bool]:
+        if self._typed:
+            self._typed()  # what was typed before is no answer
+        print(f"{question} [y/n] ", end="" if self._typed else "y\n", flush=True)
+        if self._typed is None:
+            return True
+        while not (said := self._typed()):
+            yield from self._sleep(TICK)
+        return said.strip().lower() in ("y", "yes")

@@ -17,6 +17,7 @@ from vla_ros.control.clock import Clock
 from vla_ros.control.command import Command, message_type, to_message
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.graph.node import Graph
+from vla_ros.graph.origin import stamp_of
 from vla_ros.graph.wiring import Wiring
 from vla_ros.types import JointState
 from vla_ros_lab.eval.port import LOCKSTEP, Measure, PolicyFailedError, Port, camera_message
@@ -63,6 +64,10 @@ class Driver:
             names, values = self.joints, message.cmd
         elif self.output == "joint_single_command":
             names, values = (message.name,), (message.cmd,)
+        elif self.output == "twist_stamped":
+            parts = (message.twist.linear, message.twist.angular)
+            linear, angular = (np.array([part.x, part.y, part.z]) for part in parts)
+            return Command((), np.zeros(0), stamp_of(message), twist=(linear, angular))
         else:
             stamp = int(message.header.stamp.sec) * _SECOND + int(message.header.stamp.nanosec)
             if self.output == "joint_trajectory":
