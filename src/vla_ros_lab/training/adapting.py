@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,9 @@ from vla_ros_models.training import Trainable
 from vla_ros_models.view import VIEWS, add_view
 
 ADAPTERS = ("full", "lora", "qlora", *VIEWS)
+# peft loads bitsandbytes, which recommends a library for a kind of product that no training has.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+
 _NAME = "default"  # of the adapter, as peft calls it
 
 

@@ -87,7 +87,8 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     add("--base-dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="of what does not train")
     add("--no-recompute", action="store_true", help="keep all activations: faster, and takes more memory")
-    add("--workers", type=number(int, 0), default=4, help="processes that read samples")
+    workers = min(4, len(os.sched_getaffinity(0)))
+    add("--workers", type=number(int, 0), default=workers, help="processes that read samples")
     add("--save-every", type=number(int, 1), default=500, metavar="N", help="steps between saved states")
 
 
