@@ -24,7 +24,7 @@ from vla_ros_lab.training.recipes import groot_cosine, lerobot_cosine, openpi_co
 from vla_ros_lab.training.trainer import TrainOptions, make_optimizer
 from vla_ros_models.engine.stream import Stream
 from vla_ros_models.engine.training import TrainingOps
-from vla_ros_models.groot.training import GrootBatch, GrootTrainee, training_actions
+from vla_ros_models.groot.training import GrootTrainee, training_actions
 from vla_ros_models.network_policy import Placement
 from vla_ros_models.openvla.training import TokenBatch
 from vla_ros_models.pi.training import FlowBatch
@@ -206,6 +206,7 @@ LORA = {
     r"ers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)|(action_(in|out)_proj|time_mlp_(in|out))",
     "smolvla_default_lora": "",
     "oft_l1_lora": "",
+    "groot_lerobot_lora": "",
 }
 
 
@@ -218,23 +219,28 @@ def test_lora(tmp_path, name):
         found, prefix = trainable(tmp_path / "lerobot"), "model."
     elif name.startswith("smolvla"):
         found, prefix = smolvla(), "model."
+    elif name.startswith("groot"):
+        (found, batch), prefix = groot(golden), "_groot_model."
     else:
         found, prefix = trainable(DATA / "oft" / "libero_l1", "preset:=libero", "policy.name:=oft"), ""
-    options = AdapterOptions("lora", rank=4, alpha=4 if prefix == "" else 8, targets=LORA[name])
+    alpha = {"": 4, "model.": 8}.get(prefix, 2)
+    options = AdapterOptions("lora", rank=4, alpha=alpha, targets=LORA[name])
     adapted = adapt(found, recipe_of(found.family, found.layout), options, "cpu")
     stored = load_file(DATA / "finetune" / f"{name}.safetensors")
     parameters = {}
     for layer, own in adapted.layers.items():
         for which, factor in zip("AB", adapted.factors(layer), strict=True):
-            factor.copy_(stored[f"base_model.model.{prefix}{own}.lora_{which}.weight"])
-            outer = {"": "vla.base_model.model."}.get(prefix, f"base_model.model.{prefix}")
+            outer = prefix if prefix == "_groot_model." else f"base_model.model.{prefix}"
+            factor.copy_(stored[f"{outer}{own}.lora_{which}.weight"])
+            outer = "vla.base_model.model." if prefix == "" else outer
             one = found.trainee.get_submodule(layer)
             wrapped = (one.lora_A if which == "A" else one.lora_B)["default"].weight
             parameters[f"{outer}{own}.lora_{which}.default.weight"] = wrapped
     for own, name_of in adapted.whole.items():
         one = dict(found.trainee.named_parameters())[own]
         parameters[name_of.replace("action_head.", "action_head.model.")] = one
-    batch = oft_batch(golden, found) if name.startswith("oft") else lerobot_batch(golden, found)
+    if not name.startswith("groot"):
+        batch = oft_batch(golden, found) if name.startswith("oft") else lerobot_batch(golden, found)
     compare(golden, lambda: found.trainee(batch).total, parameters)
     check_steps(golden, lambda: found.trainee(batch).total, parameters)
 
@@ -265,13 +271,12 @@ class PaddedLeft(GrootTrainee):
         return hidden
 
 
-def test_groot():
-    golden = Golden("groot_lerobot_relative")
+def groot(golden):
+    """The checkpoint for training, and the file's batch, which is compared with what the inputs prepare."""
     folder = DATA / "groot" / "lerobot_relative"
     found = trainable(folder, f"policy.backbone:={DATA}/groot/backbone", state_dropout=0.0)
     found.trainee.__class__, found.trainee.connect_padding = PaddedLeft, True
-    inputs, random = found.inputs, np.random.default_rng(0)
-    processing = inputs.processing
+    inputs, processing = found.inputs, found.inputs.processing
     samples = []
     for row, text in enumerate(golden["prompt"].tolist()):
         images = [processing.resize(golden[f"observation.images.{key}"][row]) for key in processing.images]
@@ -292,9 +297,12 @@ def test_groot():
              "valid": np.ones(len(prompt.tokens), np.bool_), "actions": golden["action_model"][row],
              "counts": golden["action_mask"][row] > 0, "noise": golden["noise"][row], "time": golden["time"][row]}
         )  # fmt: skip
-    assert random is not None
-    batch = inputs.collate(samples)
-    assert isinstance(batch, GrootBatch)
+    return found, inputs.collate(samples)
+
+
+def test_groot():
+    golden = Golden("groot_lerobot_relative")
+    found, batch = groot(golden)
     adapt(found, recipe_of("groot", ""), AdapterOptions("full"), "cpu")
     parameters = {f"_groot_model.{found.names[name]}": one for name, one in found.trainee.named_parameters()}
     each = re.compile(r".*\.(state_encoder|action_encoder|action_decoder)\.")

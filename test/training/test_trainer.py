@@ -43,7 +43,7 @@ DEMO_PI = [ROOT / "config" / f"{name}.yaml" for name in ("demo", "demo_pi")]
 @pytest.mark.parametrize(
     ("family", "adapter"),
     [("smolvla", "full"), ("smolvla", "qlora"), ("openvla", "lora"), ("openvla", "qlora"), ("oft", "lora"),
-     ("pi05", "full"), ("pi05", "lora"), ("groot", "full")],
+     ("pi05", "full"), ("pi05", "lora"), ("groot", "full"), ("groot", "lora")],
 )  # fmt: skip
 def test_what_is_exported_is_what_was_trained(tmp_path, family, adapter):
     adapted = opened(family, adapter)
