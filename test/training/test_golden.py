@@ -18,8 +18,9 @@ from safetensors.torch import load_file
 from test.policies.pi.conftest import write_layout
 from vla_ros.config import load
 from vla_ros.policies.base import create
+from vla_ros.vision.processors import crop_center
 from vla_ros_lab.training.adapting import AdapterOptions, adapt
-from vla_ros_lab.training.augmentation import openpi_image
+from vla_ros_lab.training.augmentation import AUGMENTATIONS, openpi_image, openvla_crop, without_crop
 from vla_ros_lab.training.recipes import groot_cosine, lerobot_cosine, openpi_cosine, recipe_of
 from vla_ros_lab.training.trainer import TrainOptions, make_optimizer
 from vla_ros_models.engine.stream import Stream
@@ -406,6 +407,30 @@ def test_openpi_augmentation():
                 planes = torch.from_numpy(image).permute(2, 0, 1).float() / 255
                 found = openpi_image(planes, geometry, colour) * 2 - 1
                 np.testing.assert_allclose(found[:, ::9, ::7].numpy(), wanted, atol=2e-6)
+
+
+def test_the_random_crop_of_openvla():
+    """In the middle it is the centre crop of evaluation, with TensorFlow's numbers; its ends are the image's."""
+    image = np.random.default_rng(0).integers(0, 256, (224, 224, 3), np.uint8)
+    planes = torch.from_numpy(image).permute(2, 0, 1).float() / 255
+    found = openvla_crop(planes, 0.9, 0.5, 0.5).permute(1, 2, 0).numpy()
+    difference = np.floor(found * 255.5) - crop_center(image, 0.9)  # TensorFlow's way to bytes
+    assert np.abs(difference).max() <= 1
+    assert np.abs(difference).mean() < 1e-3
+    corners = [openvla_crop(planes, 0.9, *at)[:, -int(at[0]), -int(at[1])] for at in ((0.0, 0.0), (1.0, 1.0))]
+    for corner, at in zip(corners, (0, -1), strict=True):
+        torch.testing.assert_close(corner, planes[:, at, at], atol=1e-5, rtol=0)
+    spec = create(
+        load([], ["preset:=libero", "policy.name:=oft", f"policy.checkpoint:={DATA}/oft/libero_l1"])
+    ).describe()
+    whole, areas = without_crop(spec.images)
+    assert set(areas.values()) == {0.9}
+    seen, cropped = (one.processor(image) for one in (whole[0], spec.images[0]))
+    assert np.abs(crop_center(seen, 0.9).astype(int) - cropped).max() == 0
+    augment, key = AUGMENTATIONS["openvla"], spec.images[0].key
+    plain, random = (augment(key, seen, np.random.default_rng(1), areas=one) for one in ({}, areas))
+    assert plain.shape == random.shape
+    assert np.abs(plain - random).max() > 0.1
 
 
 def test_a_recipe_makes_its_optimizer():

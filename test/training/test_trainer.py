@@ -128,6 +128,12 @@ def test_a_resumed_run_is_an_unbroken_one_to_the_bit(tmp_path, at):
         assert torch.equal(one, resumed.parameters[name]), name
 
 
+def test_sharded_training_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ConfigError, match="ACCELERATE_USE_FSDP: is set"):
+        run(opened(), tmp_path, 1)
+
+
 def test_a_half_written_state_does_not_load(tmp_path, monkeypatch):
     adapted = opened()
     run(adapted, tmp_path, 1)
