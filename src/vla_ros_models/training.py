@@ -21,6 +21,8 @@ from vla_ros_models.weights import Joined
 if TYPE_CHECKING:
     from typing import Self
 
+ADAPTER = "default"
+"""Name of the adapter that trains, as peft calls it."""
 
 Activation = Callable[[Tensor], Tensor]
 

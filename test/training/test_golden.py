@@ -18,13 +18,14 @@ from safetensors.torch import load_file
 from test.policies.pi.conftest import write_layout
 from vla_ros.config import load
 from vla_ros.policies.base import create
+from vla_ros.vision.processors import crop_center
 from vla_ros_lab.training.adapting import AdapterOptions, adapt
-from vla_ros_lab.training.augmentation import openpi_image
+from vla_ros_lab.training.augmentation import AUGMENTATIONS, openpi_image, openvla_crop, without_crop
 from vla_ros_lab.training.recipes import groot_cosine, lerobot_cosine, openpi_cosine, recipe_of
 from vla_ros_lab.training.trainer import TrainOptions, make_optimizer
 from vla_ros_models.engine.stream import Stream
 from vla_ros_models.engine.training import TrainingOps
-from vla_ros_models.groot.training import GrootBatch, GrootTrainee, training_actions
+from vla_ros_models.groot.training import GrootTrainee, training_actions
 from vla_ros_models.network_policy import Placement
 from vla_ros_models.openvla.training import TokenBatch
 from vla_ros_models.pi.training import FlowBatch
@@ -206,6 +207,7 @@ LORA = {
     r"ers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)|(action_(in|out)_proj|time_mlp_(in|out))",
     "smolvla_default_lora": "",
     "oft_l1_lora": "",
+    "groot_lerobot_lora": "",
 }
 
 
@@ -218,23 +220,28 @@ def test_lora(tmp_path, name):
         found, prefix = trainable(tmp_path / "lerobot"), "model."
     elif name.startswith("smolvla"):
         found, prefix = smolvla(), "model."
+    elif name.startswith("groot"):
+        (found, batch), prefix = groot(golden), "_groot_model."
     else:
         found, prefix = trainable(DATA / "oft" / "libero_l1", "preset:=libero", "policy.name:=oft"), ""
-    options = AdapterOptions("lora", rank=4, alpha=4 if prefix == "" else 8, targets=LORA[name])
+    alpha = {"": 4, "model.": 8}.get(prefix, 2)
+    options = AdapterOptions("lora", rank=4, alpha=alpha, targets=LORA[name])
     adapted = adapt(found, recipe_of(found.family, found.layout), options, "cpu")
     stored = load_file(DATA / "finetune" / f"{name}.safetensors")
     parameters = {}
     for layer, own in adapted.layers.items():
         for which, factor in zip("AB", adapted.factors(layer), strict=True):
-            factor.copy_(stored[f"base_model.model.{prefix}{own}.lora_{which}.weight"])
-            outer = {"": "vla.base_model.model."}.get(prefix, f"base_model.model.{prefix}")
+            outer = prefix if prefix == "_groot_model." else f"base_model.model.{prefix}"
+            factor.copy_(stored[f"{outer}{own}.lora_{which}.weight"])
+            outer = "vla.base_model.model." if prefix == "" else outer
             one = found.trainee.get_submodule(layer)
             wrapped = (one.lora_A if which == "A" else one.lora_B)["default"].weight
             parameters[f"{outer}{own}.lora_{which}.default.weight"] = wrapped
     for own, name_of in adapted.whole.items():
         one = dict(found.trainee.named_parameters())[own]
         parameters[name_of.replace("action_head.", "action_head.model.")] = one
-    batch = oft_batch(golden, found) if name.startswith("oft") else lerobot_batch(golden, found)
+    if not name.startswith("groot"):
+        batch = oft_batch(golden, found) if name.startswith("oft") else lerobot_batch(golden, found)
     compare(golden, lambda: found.trainee(batch).total, parameters)
     check_steps(golden, lambda: found.trainee(batch).total, parameters)
 
@@ -265,13 +272,12 @@ class PaddedLeft(GrootTrainee):
         return hidden
 
 
-def test_groot():
-    golden = Golden("groot_lerobot_relative")
+def groot(golden):
+    """The checkpoint for training, and the file's batch, which is compared with what the inputs prepare."""
     folder = DATA / "groot" / "lerobot_relative"
     found = trainable(folder, f"policy.backbone:={DATA}/groot/backbone", state_dropout=0.0)
     found.trainee.__class__, found.trainee.connect_padding = PaddedLeft, True
-    inputs, random = found.inputs, np.random.default_rng(0)
-    processing = inputs.processing
+    inputs, processing = found.inputs, found.inputs.processing
     samples = []
     for row, text in enumerate(golden["prompt"].tolist()):
         images = [processing.resize(golden[f"observation.images.{key}"][row]) for key in processing.images]
@@ -292,9 +298,12 @@ def test_groot():
              "valid": np.ones(len(prompt.tokens), np.bool_), "actions": golden["action_model"][row],
              "counts": golden["action_mask"][row] > 0, "noise": golden["noise"][row], "time": golden["time"][row]}
         )  # fmt: skip
-    assert random is not None
-    batch = inputs.collate(samples)
-    assert isinstance(batch, GrootBatch)
+    return found, inputs.collate(samples)
+
+
+def test_groot():
+    golden = Golden("groot_lerobot_relative")
+    found, batch = groot(golden)
     adapt(found, recipe_of("groot", ""), AdapterOptions("full"), "cpu")
     parameters = {f"_groot_model.{found.names[name]}": one for name, one in found.trainee.named_parameters()}
     each = re.compile(r".*\.(state_encoder|action_encoder|action_decoder)\.")
@@ -398,6 +407,30 @@ def test_openpi_augmentation():
                 planes = torch.from_numpy(image).permute(2, 0, 1).float() / 255
                 found = openpi_image(planes, geometry, colour) * 2 - 1
                 np.testing.assert_allclose(found[:, ::9, ::7].numpy(), wanted, atol=2e-6)
+
+
+def test_the_random_crop_of_openvla():
+    """In the middle it is the centre crop of evaluation, with TensorFlow's numbers; its ends are the image's."""
+    image = np.random.default_rng(0).integers(0, 256, (224, 224, 3), np.uint8)
+    planes = torch.from_numpy(image).permute(2, 0, 1).float() / 255
+    found = openvla_crop(planes, 0.9, 0.5, 0.5).permute(1, 2, 0).numpy()
+    difference = np.floor(found * 255.5) - crop_center(image, 0.9)  # TensorFlow's way to bytes
+    assert np.abs(difference).max() <= 1
+    assert np.abs(difference).mean() < 1e-3
+    corners = [openvla_crop(planes, 0.9, *at)[:, -int(at[0]), -int(at[1])] for at in ((0.0, 0.0), (1.0, 1.0))]
+    for corner, at in zip(corners, (0, -1), strict=True):
+        torch.testing.assert_close(corner, planes[:, at, at], atol=1e-5, rtol=0)
+    spec = create(
+        load([], ["preset:=libero", "policy.name:=oft", f"policy.checkpoint:={DATA}/oft/libero_l1"])
+    ).describe()
+    whole, areas = without_crop(spec.images)
+    assert set(areas.values()) == {0.9}
+    seen, cropped = (one.processor(image) for one in (whole[0], spec.images[0]))
+    assert np.abs(crop_center(seen, 0.9).astype(int) - cropped).max() == 0
+    augment, key = AUGMENTATIONS["openvla"], spec.images[0].key
+    plain, random = (augment(key, seen, np.random.default_rng(1), areas=one) for one in ({}, areas))
+    assert plain.shape == random.shape
+    assert np.abs(plain - random).max() > 0.1
 
 
 def test_a_recipe_makes_its_optimizer():

@@ -43,7 +43,7 @@ DEMO_PI = [ROOT / "config" / f"{name}.yaml" for name in ("demo", "demo_pi")]
 @pytest.mark.parametrize(
     ("family", "adapter"),
     [("smolvla", "full"), ("smolvla", "qlora"), ("openvla", "lora"), ("openvla", "qlora"), ("oft", "lora"),
-     ("pi05", "full"), ("pi05", "lora"), ("groot", "full")],
+     ("pi05", "full"), ("pi05", "lora"), ("groot", "full"), ("groot", "lora")],
 )  # fmt: skip
 def test_what_is_exported_is_what_was_trained(tmp_path, family, adapter):
     adapted = opened(family, adapter)
@@ -126,6 +126,12 @@ def test_a_resumed_run_is_an_unbroken_one_to_the_bit(tmp_path, at):
     assert found.losses == expected.losses
     for name, one in unbroken.parameters.items():
         assert torch.equal(one, resumed.parameters[name]), name
+
+
+def test_sharded_training_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ConfigError, match="ACCELERATE_USE_FSDP: is set"):
+        run(opened(), tmp_path, 1)
 
 
 def test_a_half_written_state_does_not_load(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,11 +13,12 @@ from torch import Tensor, nn
 
 from vla_ros.errors import ConfigError
 from vla_ros_lab.training.recipes import LoraRecipe, Recipe
-from vla_ros_models.training import Trainable
+from vla_ros_models.training import ADAPTER, Trainable
 from vla_ros_models.view import VIEWS, add_view
 
 ADAPTERS = ("full", "lora", "qlora", *VIEWS)
-_NAME = "default"  # of the adapter, as peft calls it
+# peft loads bitsandbytes, which recommends a library for a kind of product that no training has.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,12 @@ class Adapted:
     def factors(self, layer: str) -> tuple[Tensor, Tensor]:
         """Return A [r, in] and B [out, r] of a layer's adapter; those of a convolution have further axes."""
         found: Any = self.trainable.trainee.get_submodule(layer)
-        return found.lora_A[_NAME].weight.data, found.lora_B[_NAME].weight.data
+        return found.lora_A[ADAPTER].weight.data, found.lora_B[ADAPTER].weight.data
 
     def delta(self, layer: str) -> Tensor:
         """Return what a layer's adapter adds to its weight, float32."""
         found: Any = self.trainable.trainee.get_submodule(layer)
-        delta: Tensor = found.get_delta_weight(_NAME).float()
+        delta: Tensor = found.get_delta_weight(ADAPTER).float()
         return delta
 
     def base(self, layer: str) -> Tensor:
@@ -90,11 +92,6 @@ def adapt(trainable: Trainable, recipe: Recipe, options: AdapterOptions, device:
     lora, layers = None, dict[str, str]()
     whole = options.train or recipe.trained
     if options.adapter != "full":
-        if recipe.lora is None:
-            raise ConfigError(
-                f"--adapter {options.adapter}: {trainable.family} has no published adapter; use --adapter full, "
-                "which trains its action head"
-            )
         lora = _chosen(recipe.lora, options)
         whole = options.train or lora.whole or r"$."
         layers = {
@@ -105,6 +102,11 @@ def adapt(trainable: Trainable, recipe: Recipe, options: AdapterOptions, device:
     quantized = dict[str, str]()
     if options.adapter == "qlora":
         quantized = {name: stored for name, stored in modules.items() if re.match(recipe.quantized, stored)}
+        if not quantized:
+            raise ConfigError(
+                f"--adapter qlora: found no layer of {trainable.family} to quantise, because what trains is its "
+                "action head; use lora, with --base-dtype bfloat16 for the rest"
+            )
         for name in quantized:
             quantize(trainee, name, device)
         # Without it, peft takes the layers for unquantised ones.

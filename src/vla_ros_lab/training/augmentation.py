@@ -2,13 +2,16 @@
 
 ``openpi`` is that of openpi's PyTorch code (preprocessing_pytorch), which draws once for a whole
 batch; its JAX code draws for each sample, as here. ``openvla`` is that of OpenVLA and OpenVLA-OFT (dlimp's
-augment_image) after the crop that the network sees at inference. ``lerobot`` is LeRobot's transforms,
-without sharpness and affine maps.
+augment_image), with a random crop in place of the centre crop at inference, where there is one. ``lerobot`` is
+LeRobot's transforms, without sharpness and affine maps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from vla_ros.contract.spec import ImageFeature
 from vla_ros.types import UInt8Array
 from vla_ros_models.training import Augment, as_it_is
 
@@ -68,14 +72,47 @@ def _rotated(planes: Tensor, degrees: float) -> Tensor:
     return functional.grid_sample(planes[None], grid, mode="bilinear", padding_mode="zeros", align_corners=False)[0]
 
 
-def _openvla(key: str, image: UInt8Array, random: np.random.Generator) -> Image:
-    """Change brightness by 0.2, contrast and saturation by a factor of 0.8 to 1.2, and the hue by 0.05."""
+def openvla(
+    key: str, image: UInt8Array, random: np.random.Generator, areas: Mapping[str, float] = MappingProxyType({})
+) -> Image:
+    """Change brightness by 0.2, contrast and saturation by a factor of 0.8 to 1.2, and the hue by 0.05.
+
+    ``areas`` has the share of an image that a random crop keeps, which comes first, by the image's key.
+    """
     planes = _planes(image)
+    if (area := areas.get(key, 1.0)) < 1:
+        planes = openvla_crop(planes, area, random.random(), random.random())
     planes = (planes + random.uniform(-0.2, 0.2)).clamp(0, 1)
     mean = planes.mean(dim=(1, 2), keepdim=True)
     planes = ((planes - mean) * random.uniform(0.8, 1.2) + mean).clamp(0, 1)
     planes = _saturated(planes, random.uniform(0.8, 1.2), random.uniform(-0.05, 0.05))
     return _back(planes.clamp(0, 1))
+
+
+def openvla_crop(planes: Tensor, area: float, top: float, left: float) -> Tensor:
+    """Crop [C, H, W] to the share ``area`` and resize it back, as TensorFlow's ``crop_and_resize`` does.
+
+    ``top`` and ``left`` in [0, 1] are where between the first and the last possible place.
+    """
+    side = math.sqrt(area)
+    down, across = (
+        2 * (at * (1 - side) + side * torch.linspace(0, 1, size)) - 1
+        for at, size in zip((top, left), planes.shape[1:], strict=True)
+    )
+    grid = torch.stack(torch.meshgrid(across, down, indexing="xy"), dim=-1)[None]
+    return functional.grid_sample(planes[None], grid, padding_mode="border", align_corners=True)[0]
+
+
+def without_crop(images: Sequence[ImageFeature]) -> tuple[tuple[ImageFeature, ...], Mapping[str, float]]:
+    """Return images as before their centre crop, and the share that it keeps of each."""
+    areas = {one.key: getattr(one.processor, "crop_area", 1.0) for one in images}
+    whole = tuple(
+        replace(one, processor=replace(one.processor, crop_area=1.0))  # type: ignore[type-var]
+        if areas[one.key] < 1
+        else one
+        for one in images
+    )
+    return whole, {key: area for key, area in areas.items() if area < 1}
 
 
 def _saturated(planes: Tensor, factor: float, hue: float) -> Tensor:
@@ -131,5 +168,5 @@ def _back(planes: Tensor) -> Image:
 
 
 AUGMENTATIONS: Mapping[str, Augment] = {
-    "none": as_it_is, "openpi": _openpi, "openvla": _openvla, "lerobot": _lerobot
+    "none": as_it_is, "openpi": _openpi, "openvla": openvla, "lerobot": _lerobot
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -26,7 +27,7 @@ from vla_ros_lab.replay.report import write_report
 from vla_ros_lab.replay.result import write_json
 from vla_ros_lab.training import plan, proof
 from vla_ros_lab.training.adapting import ADAPTERS, AdapterOptions, adapt
-from vla_ros_lab.training.augmentation import AUGMENTATIONS
+from vla_ros_lab.training.augmentation import AUGMENTATIONS, openvla, without_crop
 from vla_ros_lab.training.export import export
 from vla_ros_lab.training.recipes import recipe_of, view_recipe
 from vla_ros_lab.training.restated import restate
@@ -87,7 +88,8 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     add("--base-dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="of what does not train")
     add("--no-recompute", action="store_true", help="keep all activations: faster, and takes more memory")
-    add("--workers", type=number(int, 0), default=4, help="processes that read samples")
+    workers = min(4, len(os.sched_getaffinity(0)))
+    add("--workers", type=number(int, 0), default=workers, help="processes that read samples")
     add("--save-every", type=number(int, 1), default=500, metavar="N", help="steps between saved states")
 
 
@@ -170,7 +172,15 @@ def finetune(job: FineTuning, arguments: argparse.Namespace, say: Say = print) -
     name = recipe.augmentation if arguments.augment == "recipe" else arguments.augment
     if trainable.spec.points and name != "none":
         raise ConfigError(f"--augment: {name} moves pixels, but not their points; set --augment none")
-    stream = SampleStream(samples, seen, trainable.inputs, arguments.seed, AUGMENTATIONS[name])
+    seen_samples, augment = samples, AUGMENTATIONS[name]
+    whole, areas = without_crop(trainable.spec.images)
+    if name == "openvla" and areas and not job.own_actions:
+        if any(job.config.camera.crop_area):
+            say("note: camera.crop_area is set, so images are cropped as at inference, and not at random")
+        else:
+            seen_samples = job.open_samples(dataclasses.replace(trainable.spec, images=whole))
+            augment = functools.partial(openvla, areas=areas)
+    stream = SampleStream(seen_samples, seen, trainable.inputs, arguments.seed, augment)
     options = TrainOptions(
         **{
             one.name: getattr(arguments, one.name)

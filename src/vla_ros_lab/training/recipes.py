@@ -99,7 +99,7 @@ class Recipe:
     batch: int
     steps: int
     trained: str  # pattern of the parameters that ``--adapter full`` trains
-    lora: LoraRecipe | None  # None if the family's parameters take no adapter here
+    lora: LoraRecipe
     quantized: str = r"$."  # pattern of the layers that ``--adapter qlora`` quantises
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.01
@@ -146,7 +146,8 @@ _SMOLVLA = Recipe(
 )  # fmt: skip
 _GROOT = Recipe(
     "lerobot 0.6.1, policies/groot/configuration_groot.py; NVIDIA Isaac-GR00T",
-    1e-4, groot_cosine, 32, 20_000, r"action_head\.", None,
+    1e-4, groot_cosine, 32, 20_000, r"action_head\.",
+    LoraRecipe(r"action_head\..*\.(to_q|to_v)", 32, 16),  # N1's: Isaac-GR00T 041c544, gr00t/utils/peft.py
     betas=(0.9, 0.999), weight_decay=1e-5, clip=1.0,
 )  # fmt: skip
 _OPENVLA = Recipe(

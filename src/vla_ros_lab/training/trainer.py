@@ -119,8 +119,14 @@ def train(
     state cannot be written; Ctrl+C saves a state first.
     """
     from accelerate import Accelerator
-    from accelerate.utils import DistributedDataParallelKwargs
+    from accelerate.utils import DistributedDataParallelKwargs, parse_flag_from_env
 
+    for name in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):  # each would train other tensors than are saved and exported
+        if parse_flag_from_env(f"ACCELERATE_USE_{name}"):
+            raise ConfigError(
+                f"ACCELERATE_USE_{name}: is set, but every process trains the whole network here; unset it, and "
+                "choose distributed_type MULTI_GPU in accelerate's configuration"
+            )
     device = next(iter(adapted.parameters.values())).device
     halves = any(one.dtype == torch.bfloat16 for one in adapted.trainee.parameters())
     accelerator = Accelerator(

@@ -38,6 +38,7 @@ from vla_ros_models.groot.network import LAST_EPS, Grid, GrootModel, RunLayer, e
 from vla_ros_models.groot.processing import Processing
 from vla_ros_models.groot.prompt import PromptEncoder, read_prompt_encoder
 from vla_ros_models.training import (
+    ADAPTER,
     Augment,
     Batch,
     BatchLoss,
@@ -73,7 +74,7 @@ class HeadContext(Batch):
 
 
 class ParameterTree(nn.Module):
-    """Parameters by dotted names."""
+    """Parameters by dotted names; matrices with a bias are linear layers, which take adapters."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -83,9 +84,13 @@ class ParameterTree(nn.Module):
         """Add parameters."""
         for name, tensor in tensors.items():
             owner, (*path, leaf) = self, name.split(".")
-            for part in path:
+            stem = ".".join(path)
+            for depth, part in enumerate(path, 1):
                 if part not in dict(owner.named_children()):
-                    owner.add_module(part, ParameterTree({}))
+                    linear = depth == len(path) and tensor.ndim == 2 and f"{stem}.bias" in tensors
+                    with torch.device("meta"):
+                        node = nn.Linear(*tensor.shape[::-1]) if linear else ParameterTree({})
+                    owner.add_module(part, node)
                 owner = owner.get_submodule(part)  # type: ignore[assignment]
             owner.register_parameter(leaf, nn.Parameter(tensor.float(), requires_grad=False))
 
@@ -195,8 +200,16 @@ class GrootTrainee(nn.Module):
         return model.read(ops, batch.tokens, places, first.flatten(0, 1), flat, batch.positions, layer)
 
     def _stored(self, like: Tensor) -> StoredTensors:
-        parameters = dict(self.network.named_parameters())
-        return StoredTensors(self.sizes, lambda name, *shape: parameters.get(name, like))
+        modules: Mapping[str, Any] = dict(self.network.named_modules())
+
+        def get(name: str, *shape: int) -> Tensor:
+            owner, _, leaf = name.rpartition(".")
+            layer = modules.get(owner)
+            found: Tensor = getattr(layer, leaf, like)
+            change = getattr(layer, "get_delta_weight", None)  # of peft's layers, which are not called here
+            return found if change is None or leaf == "bias" else found + change(ADAPTER)
+
+        return StoredTensors(self.sizes, get)
 
     def read(self, batch: GrootBatch) -> HeadContext:
         """Run the backbone, which is frozen, and the connector."""
