@@ -1,10 +1,11 @@
 """Measure what viewpoint adapters regain after the table's camera was moved; resumes where it was stopped.
 
 python -m tools.moved_camera FOLDER
-python -m tools.moved_camera FOLDER --adapters view-lora --demonstrations 10 --steps 60 --episodes 40
+python -m tools.moved_camera FOLDER --adapters view-lora --corrected 10 --steps 60 --episodes 40
 
-Records demonstrations of the scripted expert with the moved camera, trains an adapter of each kind on the first
-episodes of them, and compares success on the same held-out scenes with that of the checkpoint alone.
+Records episodes with the moved camera in which a scripted person corrects the checkpoint, trains an adapter of each
+kind on the corrections of the first of them, and compares success on the same held-out scenes with that of the
+checkpoint alone.
 """
 
 import argparse
@@ -18,29 +19,33 @@ from vla_ros_models.view import VIEW_FILE, VIEWS
 
 CHECKPOINT = "demo"
 TURN = 22.5  # degrees
-SCENES, DEMONSTRATIONS = 1_000_000, 2_000_000
+SCENES, CORRECTED = 1_000_000, 2_000_000
 """The first seed of each."""
 
 RATES = {"view": 0.03, "view-lora": 0.002}
 # The demo's checkpoint was trained on a gripper that closes at 0.7.
-TRAINING = (
-    "--config demo -p gripper.closed_value:=0.7 --device cpu --batch 8 --workers 0 --no-recompute --hold-out 0"
-)
+TRAINING = "--config demo -p gripper.closed_value:=0.7 --no-recompute --hold-out 0"
 
 
-def run(*words: object) -> None:
-    subprocess.run([sys.executable, "-m", "vla_ros.cli", *map(str, words)], check=True)
+def run(module: str, *words: object) -> None:
+    subprocess.run([sys.executable, "-m", module, *map(str, words)], check=True)
 
 
-def train(folder: Path, adapter: str, count: int, steps: int) -> Path:
-    """Return the file of an adapter that was trained on ``count`` demonstrations."""
-    bag, output = folder / f"demonstrations-{count}", folder / f"{adapter}-{count}"
-    if not (bag / "metadata.yaml").exists():
-        words = ("--camera-turn", TURN, "--seed", DEMONSTRATIONS, "--episodes", count)
-        run("demo", "--policy", "expert", *words, "--record", bag)
+def record(folder: Path, count: int, processes: int) -> list[Path]:
+    """Return the bags of ``count`` corrected episodes."""
+    bags = folder / "corrected"
+    words = ("--episodes", count, "--seed", CORRECTED, "--processes", processes)
+    run("tools.flywheel.collect", "corrected", CHECKPOINT, bags, *words, f"--place=--camera-turn {TURN}")
+    return sorted(path for path in bags.iterdir() if path.is_dir())
+
+
+def train(folder: Path, adapter: str, bags: list[Path], steps: int, options: str) -> Path:
+    """Return the file of an adapter that was trained on ``bags``."""
+    output = folder / f"{adapter}-{len(bags)}"
     if not (output / "evidence" / "evidence.json").exists():
         how = ("--adapter", adapter, "--steps", steps, "--learning-rate", RATES[adapter], "--output", output)
-        run("finetune", bag, "--checkpoint", CHECKPOINT, *TRAINING.split(), *how)
+        start = ("vla_ros.cli", "finetune", *bags, "--checkpoint", CHECKPOINT)
+        run(*start, *TRAINING.split(), *how, *options.split())
     return output / VIEW_FILE
 
 
@@ -50,7 +55,7 @@ def score(folder: Path, name: str, count: int, processes: int, *words: str) -> P
     file.parent.mkdir(parents=True, exist_ok=True)
     seeds = ("--seed", SCENES, "--episodes", count, "--shards", processes)
     place = ("-b", f"camera_turn={TURN}", "--sync", "--resume", "--json", file)
-    run("eval", "table", "--checkpoint", CHECKPOINT, *seeds, *place, *words)
+    run("vla_ros.cli", "eval", "table", "--checkpoint", CHECKPOINT, *seeds, *place, *words)
     return file
 
 
@@ -59,18 +64,25 @@ def main() -> None:
     add = parser.add_argument
     add("folder", type=Path)
     add("--adapters", nargs="+", default=list(VIEWS), choices=VIEWS)
-    add("--demonstrations", nargs="+", type=int, default=[10, 3, 1], metavar="N", help="episodes to train on")
+    add("--corrected", nargs="+", type=int, default=[10, 3, 1], metavar="N", help="episodes to train on")
     add("--steps", type=int, default=300, metavar="N", help="of each training")
     add("--episodes", type=int, default=100, metavar="N", help="held-out scenes")
-    add("--processes", type=int, default=1, metavar="N", help="of an evaluation")
+    add("--processes", type=int, default=1, metavar="N", help="simulations at a time")
+    training = "--device cpu --batch 8 --workers 0"
+    add("--training", default=training, metavar="WORDS", help=f"options of vla-ros finetune (default: {training})")
+    add("-p", dest="param", action="append", default=[], metavar="NAME:=VALUE", help="option of the scored node")
     given = parser.parse_args()
     folder, seeds = given.folder, (given.episodes, given.processes)
-    weak = score(folder, "moved", *seeds)
+    param = [word for each in given.param for word in ("-p", each)]
+    weak = score(folder, "moved", *seeds, *param)
     rows = {}
-    for count in given.demonstrations:
+    bags = record(folder, max(given.corrected), given.processes)
+    for count in given.corrected:
         for adapter in given.adapters:
-            name, file = f"{adapter}-{count}", train(folder, adapter, count, given.steps)
-            found = paired_scores(weak, score(folder, name, *seeds, "-p", f"policy.view:={file.resolve()}"))
+            name = f"{adapter}-{count}"
+            file = train(folder, adapter, bags[:count], given.steps, given.training)
+            view = ("-p", f"policy.view:={file.resolve()}")
+            found = paired_scores(weak, score(folder, name, *seeds, *param, *view))
             rows[f"{adapter}, {count} episodes"] = as_json(found)
             (folder / "results.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
             print(f"{adapter}, {count} episodes: {found}", flush=True)

@@ -44,11 +44,8 @@ _WAIT = 200_000_000  # ns; the joint state that a frame names may arrive after t
 _AGAIN = 5_000_000  # ns between attempts to hold without a joint state
 _AHEAD = 1_000_000  # ns; no frame is from the future
 
-LOOKS = 4_000_000
-"""Nanoseconds between looks at what arrives on the graph."""
-
-JOINTS_POLLED = 500_000
-"""The same while a frame waits for a joint state."""
+LOOKS, JOINTS_POLLED = 4_000_000, 500_000
+"""Nanoseconds between looks at what arrives on the graph, and while a frame waits for a joint state."""
 
 
 def parse_options(text: str) -> Config:

@@ -212,7 +212,8 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node ends this process after its last hold
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=asked["channel"]))
-    _printing, refused = Printing(), take_priority()  # in this order: who copies the log has no priority
+    printing = Printing()  # noqa: F841 (lives as long as this) before the priority, which its copier does not get
+    refused = take_priority()
     node_ended = os.pidfd_open(asked["process"])
     ros = ["--ros-args", "-p", "use_sim_time:=true"] if asked["simulated"] else []
     with open_graph(asked["backend"], ros, asked["log_level"]) as graph:

@@ -20,11 +20,11 @@ from vla_ros_models import evidence
 from vla_ros_models.checkpoint_files import StoredTensor, from_files, read_json
 from vla_ros_models.distilled import TEACHER
 
-ADAPTER = "adapter"
+ADAPTER_FOLDER = "adapter"
 """Folder of the adapter in the checkpoint's."""
 
 _TYPES = {"F64": torch.float32, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_OF_A_RUN = ("config.json", "run", ADAPTER, evidence.FOLDER, ".git")  # written last, or no part of a checkpoint
+_OF_A_RUN = ("config.json", "run", ADAPTER_FOLDER, evidence.FOLDER, ".git")  # written last, or no part of a checkpoint
 _SHARD = 5_000_000_000  # bytes
 
 
@@ -66,7 +66,7 @@ def export(adapted: Adapted, checkpoint: Path, output: Path, dtype: str = "", fl
             before = {stored.name: weight(name) for name in new if (stored := trainable.stored[name]).file.name}
             _save(before, output / TEACHER)
         if adapted.lora is not None:
-            write_adapter(adapted, output / ADAPTER, checkpoint)
+            write_adapter(adapted, output / ADAPTER_FOLDER, checkpoint)
         _copy_others(checkpoint, output, {stored.file for stored in trainable.stored.values()})
         config = read_json(checkpoint / "config.json")
         if flow_steps:
