@@ -120,7 +120,8 @@ class Study:
     """The stages; each resumes, and does nothing if it is done."""
 
     def __init__(self, given: argparse.Namespace) -> None:
-        self._given, self._folder = given, given.folder
+        self._given = given
+        self._folder: Path = given.folder
         self._commands = Commands(given.seconds)
         self._devices: queue.Queue[int] = queue.Queue()
         for index in range(max(given.gpus, 1)):
@@ -235,10 +236,10 @@ class Study:
         return {(seed, key[1]): won for seed, one in read for key, won in one.items() if won is not None}
 
     def _file(self, net: Net, name: str) -> Path:
-        return Path(self._folder / "scores" / f"{net.name}-{name.replace(', ', '-').replace(' ', '_')}.json")
+        return self._folder / "scores" / f"{net.name}-{name.replace(', ', '-').replace(' ', '_')}.json"
 
     def _log(self, name: str) -> Path:
-        return Path(self._folder / "logs" / f"{name}.log")
+        return self._folder / "logs" / f"{name}.log"
 
 
 def _compared(plain: Mapping[tuple[int, int], bool], tokens: Mapping[tuple[int, int], bool]) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class TableFrames(Pool):
             patches = shifted_patches(patches, moves, images.shape[1] // PATCH)
             images = shifted(images, moves * PATCH)
             if positions.shape[1]:
-                board = positions.unflatten(1, (-1, images.shape[2] // PATCH))
+                board = positions.reshape(frames, -1, images.shape[2] // PATCH, 3)
                 positions = shifted(board, moves, torch.nan).flatten(1, 2)
         weights = (kinds >= 0).float().repeat(1, tasks).scatter(1, asked[:, None], 0.0)  # [F, tasks * SLOTS]
         others = torch.multinomial(weights, prompts - 1, generator=random) if prompts > 1 else asked[:, None][:, :0]

@@ -218,8 +218,9 @@ class Recorder:
 
     def __init__(self, recipe: DataRecipe) -> None:
         self._recipe = recipe
-        options = ("policy.name:=expert", "control.schedule:=sync", f"control.rate_hz:={recipe.rate_hz}")
-        options += size_options(recipe.side) + (POINTS_OPTIONS if recipe.points else ())
+        options: tuple[str, ...] = ("policy.name:=expert", "control.schedule:=sync")
+        options += (f"control.rate_hz:={recipe.rate_hz}", *size_options(recipe.side))
+        options += POINTS_OPTIONS if recipe.points else ()
         config = load([config_file("demo")], options)
         size, objects = (recipe.side, recipe.side), recipe.objects
         world = WorldOptions(*size, recipe.tasks, rate_hz=recipe.rate_hz, objects=objects, shrink=recipe.shrink)

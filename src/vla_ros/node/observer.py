@@ -145,7 +145,7 @@ class Observer:
             raise Refused(Reason.INPUT_MISSING, f"no frame yet on any of {', '.join(self._topics)}")
         stamp = next(iter(raw.values())).stamp
         points = {key: self._points(index, frames[index]) for key, index in self._binding.points.items()}
-        stamps = [image.stamp for image in (*raw.values(), *points.values())]
+        stamps = [*(image.stamp for image in raw.values()), *(one.stamp for one in points.values())]
         skew = (max(stamps) - min(stamps)) / 1e9
         if 0 < self.timeouts.camera_skew < skew:
             raise Refused(Reason.CAMERA_SKEW, f"images {skew:.3g} s apart, allowed {self.timeouts.camera_skew:g} s")

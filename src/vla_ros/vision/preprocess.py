@@ -4,8 +4,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import cv2
+from numpy.typing import NDArray
 
 from vla_ros.config.sections import Camera, CameraConfig
 from vla_ros.contract.spec import ImageFeature, PolicySpec
@@ -15,7 +17,7 @@ from vla_ros.vision.decode import decode_compressed, decode_image
 from vla_ros.vision.messages import CdrBytes
 from vla_ros.vision.processors import PROCESSORS, ResizeWithPad
 
-TURNS: dict[str, Callable[[UInt8Array], UInt8Array]] = {
+TURNS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
     "none": lambda image: image,
     "rotate_90": partial(cv2.rotate, rotateCode=cv2.ROTATE_90_CLOCKWISE),
     "rotate_180": partial(cv2.rotate, rotateCode=cv2.ROTATE_180),
@@ -23,7 +25,7 @@ TURNS: dict[str, Callable[[UInt8Array], UInt8Array]] = {
     "flip_horizontal": partial(cv2.flip, flipCode=1),
     "flip_vertical": partial(cv2.flip, flipCode=0),
 }
-"""``camera.orientation`` to the function that applies it to uint8 [H, W, 3]; rotations are clockwise.
+"""``camera.orientation`` to the function that applies it to [H, W, 3]; rotations are clockwise.
 
 Images of LIBERO's renderer need ``rotate_180``, which the OpenVLA evaluation applies as ``[::-1, ::-1]``.
 """
