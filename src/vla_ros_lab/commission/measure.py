@@ -52,7 +52,7 @@ def rhythm(arrived: FloatArray, stamped: FloatArray) -> Rhythm:
         return Rhythm(0.0, math.nan, math.inf, math.nan)
     periods = gaps if np.isnan(stamped).any() else np.diff(stamped)
     jitter = float(np.percentile(np.abs(periods - np.median(periods)), 95))
-    rate, age = len(gaps) / float(arrived[-1] - arrived[0]), float(np.median(arrived - stamped))
+    rate, age = len(gaps) / float(periods.sum()), float(np.median(arrived - stamped))
     return Rhythm(rate, jitter, float(gaps.max()), age)
 
 
