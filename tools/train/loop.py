@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tools.train.recipe import FitOptions, FitRecipe, claim
 from vla_ros.errors import CheckpointError
-from vla_ros_lab.training.recipes import Recipe, warm_cosine
+from vla_ros_lab.training.recipes import LoraRecipe, Recipe, warm_cosine
 from vla_ros_lab.training.state import restore_state
 from vla_ros_lab.training.trainer import RunResult, Say, TrainOptions, train
 from vla_ros_models.network_policy import choose_device
@@ -26,6 +26,8 @@ RECIPE = "recipe.json"
 LOG = "log.jsonl"
 STATISTICS = "statistics.json"
 _EVALUATION_BATCHES = 4  # batches of held-out frames
+
+_NO_LAYER = LoraRecipe(r"$.", 0, 0.0)  # no adapter trains here
 
 F = TypeVar("F")
 Trainee = TypeVar("Trainee", bound=nn.Module)
@@ -133,7 +135,7 @@ class Training(ABC, Generic[F, Trainee]):
         fit, options = self.recipe, self.options
         schedule = partial(warm_cosine, warmup=fit.warmup, final=fit.final_share)
         recipe = Recipe(
-            "tools.train.recipe", fit.learning_rate, schedule, fit.batch, fit.steps, "", None,
+            "tools.train.recipe", fit.learning_rate, schedule, fit.batch, fit.steps, "", _NO_LAYER,
             weight_decay=fit.weight_decay, decays=decays, clip=fit.clip,
         )  # fmt: skip
         how = TrainOptions(accumulation=fit.accumulate, seed=fit.seed, workers=0, save_every=options.save_every)

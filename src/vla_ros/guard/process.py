@@ -212,7 +212,7 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node ends this process after its last hold
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=asked["channel"]))
-    printing = Printing()  # noqa: F841 (lives as long as this) before the priority, which its copier does not get
+    printing = Printing()  # noqa: F841 (its copier ends with it, and begins before there is a priority)
     refused = take_priority()
     node_ended = os.pidfd_open(asked["process"])
     ros = ["--ros-args", "-p", "use_sim_time:=true"] if asked["simulated"] else []

@@ -24,7 +24,8 @@ ADAPTER_FOLDER = "adapter"
 """Folder of the adapter in the checkpoint's."""
 
 _TYPES = {"F64": torch.float32, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_OF_A_RUN = ("config.json", "run", ADAPTER_FOLDER, evidence.FOLDER, ".git")  # written last, or no part of a checkpoint
+# Written last, or no part of a checkpoint.
+_OF_A_RUN = ("config.json", "run", ADAPTER_FOLDER, evidence.FOLDER, ".git")
 _SHARD = 5_000_000_000  # bytes
 
 
