@@ -175,12 +175,10 @@ class Guard:
             arm.waiting.clear()
             self._end_soon(arm, now)
         elif frame.time > now + _AHEAD:
-            self._reject("early", f"made {(frame.time - now) / 1e6:.1f} ms from now", now)
-            return
+            return self._reject("early", f"made {(frame.time - now) / 1e6:.1f} ms from now", now)
         elif now - frame.time > _LATE or frame.time < self._resumed:
             age = (now - frame.time) / 1e6
-            self._drop("late", arm, frame, f"made {age:.1f} ms ago, allowed {_LATE / 1e6:g} ms", now)
-            return
+            return self._drop("late", arm, frame, f"made {age:.1f} ms ago, allowed {_LATE / 1e6:g} ms", now)
         arm.waiting.append((frame, now, arm.newest_check))
 
     def _send_waiting(self, arm: GuardedArm, now: int) -> None:
