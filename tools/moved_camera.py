@@ -27,8 +27,9 @@ RATES = {"view": 0.03, "view-lora": 0.002}
 TRAINING = "--config demo -p gripper.closed_value:=0.7 --no-recompute --hold-out 0"
 
 
-def run(module: str, *words: object) -> None:
-    subprocess.run([sys.executable, "-m", module, *map(str, words)], check=True)
+def run(*words: object) -> None:
+    """Run a module with arguments."""
+    subprocess.run([sys.executable, "-m", *map(str, words)], check=True)
 
 
 def record(folder: Path, count: int, processes: int) -> list[Path]:

@@ -19,8 +19,7 @@ from vla_ros.person.takeover import Episodes
 from vla_ros.record.bag import BagWriter
 from vla_ros.record.topics import Recorded, recorded_topics
 from vla_ros.types import FloatArray, JointState
-from vla_ros.vision.messages import encode_image
-from vla_ros_lab.eval.port import SIMULATED, Measure, NodePort
+from vla_ros_lab.eval.port import SIMULATED, Measure, NodePort, camera_message
 from vla_ros_lab.eval.results import Score
 from vla_ros_lab.eval.runner import EpisodeOptions, EpisodeRunner
 from vla_ros_lab.replay.topics import live_name
@@ -168,7 +167,7 @@ class Session(NodePort):
         for own, state in zip(self._arms, measured.joints, strict=True):
             self._write(own.joint_states, self._joint_state(state))
         for topic, image in measured.images.items():
-            self._write(topic, encode_image(image, stamp, "camera"))
+            self._write(topic, camera_message(image, stamp, topic, self._arms[0]))
 
     def obey(self, commands: Sequence[Command]) -> None:
         super().obey(commands)
