@@ -99,6 +99,7 @@ OTHERS = {
     "control/mailbox.py::take",
     "control/mailbox.py::wait",
     "node/beside.py::_run",
+    "node/signals.py::_watch",
     "execution/camera_frames.py::wait",
     "node/scene.py::work",
     "node/control_loop.py::_run",

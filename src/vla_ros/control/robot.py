@@ -188,7 +188,7 @@ class RobotController:
         try:
             commands = self.command(step.action, joints, step.stamp, dt, None if step.index else reference)
         except Refused as refused:
-            refusal = refused
+            refusal = refused.with_traceback(None)  # whose frames would keep the camera's image
         control_ms = 1e3 * (time.perf_counter() - began)
         stages = {**(inference.stages_ms if inference else {}), "control": control_ms}
         chunk, observation = (inference.chunk, inference.observation) if inference else (None, None)

@@ -198,7 +198,7 @@ class StepExecutor:
                 made = self._clock.steady()
                 sent = self._send(commands, step)
         except Refused as error:
-            refused = error
+            refused = error.with_traceback(None)  # whose frames would keep the camera's image
         now, stats = self._clock.now(), self._context.stats
         if not sent:
             self.halt()  # a hold may end before the next iteration
