@@ -145,7 +145,7 @@ class Simulated:
 
     @property
     def found(self) -> str:
-        return "\n".join([self.figures["surprise"], *result.told(self.figures)])
+        return "\n".join([self.figures["surprise"], *result.findings_of(self.figures)])
 
 
 @pytest.fixture

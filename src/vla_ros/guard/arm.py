@@ -63,8 +63,8 @@ class GuardedArm:
 
     def hold(self) -> Command:
         """Return a hold where the node would hold; raises Refused if that is not known, or a finger is not."""
-        told = (None if math.isnan(at) else at for at in self.fingers.tolist())
-        fingers = dict(zip(self.check.arm.robot.gripper_joint_names, told, strict=True))
+        positions = (None if math.isnan(at) else at for at in self.fingers.tolist())
+        fingers = dict(zip(self.check.arm.robot.gripper_joint_names, positions, strict=True))
         return self.check.hold(self.following, self.newest, self.last, fingers)
 
 

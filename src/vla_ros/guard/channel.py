@@ -73,14 +73,14 @@ class Channel:
     def read(self, packet: bytes) -> GuardFrame | DamagedError:
         """Return what a packet says, or what is wrong with it, also if it was repeated or reordered."""
         try:
-            said = read_packet(packet)
+            frame = read_packet(packet)
         except DamagedError as error:
             return error
-        if said.counter <= self._last:
-            what = "repeated" if said.counter == self._last else "reordered"
-            return DamagedError(f"{what}: found counter {said.counter} after {self._last}")
-        self._last = said.counter
-        return said
+        if frame.counter <= self._last:
+            what = "repeated" if frame.counter == self._last else "reordered"
+            return DamagedError(f"{what}: found counter {frame.counter} after {self._last}")
+        self._last = frame.counter
+        return frame
 
     def close(self) -> None:
         """Close the channel, also for processes that have a copy of this end."""

@@ -72,7 +72,7 @@ class GuardProcess:
         self.guard = Guard(self.options, self._send, self.note, partial(self._hear, self._joints))
         self.drivers = Drivers(self, self._wiring, lambda error: self.guard.note("unsent", str(error)))
         self._heartbeat = self._wiring.teller("std_msgs/msg/UInt32MultiArray", heartbeats[1], "command")
-        self._said: dict[str, str] = {}
+        self._events: dict[str, str] = {}
         self._beats, self._slowest, self._is_told = 0, 0.0, False
 
     def run(self, node_ended: int) -> None:
@@ -118,7 +118,7 @@ class GuardProcess:
 
     def note(self, event: str, text: str) -> None:
         """Tell the node of an event at once, and log it."""
-        self._said[event], self._is_told = text, False
+        self._events[event], self._is_told = text, False
         if event in ("stopped", "lapsed", "dropped", "suspended", "unsent"):
             self.throttled.log(event, f"{event}: {text}", "error")
 
@@ -187,23 +187,23 @@ class GuardProcess:
 
     def _report(self) -> None:
         """Tell the node; one that does not read is no reason to wait."""
-        told = {
+        report = {
             **self.guard.status,
-            "said": self._said,
+            "said": self._events,
             "subscribers": self.drivers.subscribers,
             "gids": {topic: gid.hex() for topic, gid in self.drivers.gids.items()},
             "slowest_ms": round(1e3 * self._slowest, 2),
         }
         self._slowest = 0.0
         with suppress(ChannelError):
-            self._channel.send(json.dumps(told).encode())
+            self._channel.send(json.dumps(report).encode())
 
 
 def first_options(channel: Channel, node_ended: int) -> Config | None:
     """Wait for the first options; return None if the node ends before."""
     ready = select.select([channel.socket.fileno(), node_ended], [], [], _OPTIONS)[0]
-    said = channel.frames() if node_ended not in ready else []
-    return parse_options(said[0].text) if said and isinstance(said[0], GuardFrame) else None
+    frames = channel.frames() if node_ended not in ready else []
+    return parse_options(frames[0].text) if frames and isinstance(frames[0], GuardFrame) else None
 
 
 def main(arguments: Sequence[str]) -> int:

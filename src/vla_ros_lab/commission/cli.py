@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not session.ended:
         return _fail(status or 130, "interrupted: the arm holds, and nothing was written")
     figures, title = result.figures_of(session, given), f"Commissioning of {arguments.config[0].stem}"
-    print(*result.told(figures), sep="\n")
+    print(*result.findings_of(figures), sep="\n")
     for name, value in figures["options"].items():
         print(f"{name}: {value} ({figures['why'][name]})")
     if arguments.json:

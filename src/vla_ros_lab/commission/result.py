@@ -147,7 +147,7 @@ def _options(figures: dict[str, Any], given: Config) -> Iterator[tuple[str, Any,
         yield "gripper.max_speed", min(quick), "as fast as its fingers were measured"
 
 
-def told(figures: dict[str, Any]) -> list[str]:
+def findings_of(figures: dict[str, Any]) -> list[str]:
     """Return the findings, a sentence each."""
     return ["{what}: {found}; {fix}".format(**each) for each in figures["findings"]]
 
@@ -159,7 +159,7 @@ def options_file(figures: dict[str, Any], title: str) -> str:
         section, _, leaf = name.partition(".")
         sections.setdefault(section, []).extend((f"# {figures['why'][name]}", f"{leaf}: {dump_yaml(value)}"))
     use = "Give it after the robot's file: --config ROBOT.yaml --config THIS.yaml"
-    return parameter_file([title, use, *(f"Found: {each}" for each in told(figures))], sections)
+    return parameter_file([title, use, *(f"Found: {each}" for each in findings_of(figures))], sections)
 
 
 def to_html(figures: dict[str, Any], session: Commissioning, title: str) -> str:
@@ -180,7 +180,7 @@ def to_html(figures: dict[str, Any], session: Commissioning, title: str) -> str:
     rows = [[{"of": name, **each} for name, each in group.items()] for group in groups if group]
     tables = [page.mapped(each, {name: name for name in each[0]}) for each in rows]
     body = [
-        page.verdict(level, headline, told(figures)),
+        page.verdict(level, headline, findings_of(figures)),
         page.section("Curves", page.cards(curves), "Positions in radians or metres."),
         page.section("Options", page.table(("option", "value", "why"), options)),
         page.section("Figures", tables, "In radians or metres, and seconds (docs/commissioning.md)."),

@@ -276,6 +276,6 @@ class Commissioning:
         print(f"{question} [y/n] ", end="" if self._typed else "y\n", flush=True)
         if self._typed is None:
             return True
-        while not (said := self._typed()):
+        while not (answer := self._typed()):
             yield from self._sleep(TICK)
-        return said.strip().lower() in ("y", "yes")
+        return answer.strip().lower() in ("y", "yes")
