@@ -128,6 +128,16 @@ def test_commands_of_all_robots_and_outputs_over_links_of_their_own_pass() -> No
     assert counts["sent"] > 10 * EXAMPLES
 
 
+def test_a_hold_that_cannot_be_made_forgets_no_command() -> None:
+    """Joint states are missing for 0.12 s: the next command goes on from the last one, not from the arm."""
+    counts = Counter[str]()
+    for seed in (50_000_218, 50_000_363):
+        _, counted, stopped = legal(seed, 4000)
+        assert not stopped, stopped
+        counts += counted
+    assert counts["sent"]
+
+
 def test_options_of_every_robot_can_be_read_by_a_guard() -> None:
     from pathlib import Path
 

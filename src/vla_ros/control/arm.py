@@ -294,11 +294,14 @@ class ArmController:
                 self._gripper.target = sent.fingers[0]
 
     def hold(self, joints: JointState | None) -> Command:
-        """Return a command that holds the arm and forgets the last one; see :meth:`ArmOptions.hold`."""
-        last = self._commanded.sent
-        self._rest()
+        """Return a command that holds the arm and forgets the last one; see :meth:`ArmOptions.hold`.
+
+        The last one stays in force, and is not forgotten, where that raises Refused.
+        """
         fingers = dict.fromkeys(self._finger_names, self._gripper.target)
-        return self._options.hold(self._following, joints, last, fingers)
+        command = self._options.hold(self._following, joints, self._commanded.sent, fingers)
+        self._rest()
+        return command
 
     def _target(self, numbers: FloatArray, start: FloatArray, measured: FloatArray | None, dt: float) -> FloatArray:
         """Return the joint positions [N] that ``numbers`` mean for an arm at ``start`` [N].
