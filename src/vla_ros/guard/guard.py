@@ -250,8 +250,8 @@ class Guard:
         """
         if not arm.needs_joints(frame):
             return None
-        found = arm.history.find(frame.joints, frame.publisher, arm.check.fastest)
-        if found is None or not found.exact:
+        found = arm.history.find(frame.joints, frame.publisher)
+        if found is None:
             self._hear()
             found = arm.history.find(frame.joints, frame.publisher, arm.check.fastest)
         named = f"names a joint state of {frame.joints / 1e9:.4f} s"
@@ -393,6 +393,6 @@ class Guard:
     @property
     def status(self) -> Mapping[str, Any]:
         """State, why it is stopped, and counts, for ``~/status``."""
-        moving = any(arm.ends is not None for arm in self._arms)
-        state = "stopped" if self.stopped else "moving" if moving else "holding"
+        moves = any(arm.ends is not None for arm in self._arms)
+        state = "stopped" if self.stopped else "moving" if moves else "holding"
         return {"state": state, "stopped": self.stopped or (), "counts": dict(self.counts)}
