@@ -2,6 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
@@ -64,11 +65,11 @@ class Buckets:
     def choose(self, prompt: int, among: Sequence[int] | None = None) -> int | None:
         """Return the shortest length (of ``among``, or of all) that holds a prompt and its draft, or None.
 
-        ``prompt`` counts tokens with BOS, without patches.
+        ``prompt`` counts tokens with BOS, without patches. Lengths are ascending.
         """
-        need = self.patches + prompt + self.answer - 1
-        fitting = [length for length in (self.lengths if among is None else among) if length >= need]
-        return min(fitting, default=None)
+        found = self.lengths if among is None else among
+        at = bisect_left(found, self.patches + prompt + self.answer - 1)
+        return found[at] if at < len(found) else None
 
     def require(self, prompt: int) -> int:
         """Like :meth:`choose`, but raise ConfigError if the prompt is longer than the decoder allows."""

@@ -162,8 +162,8 @@ class CudaRunner(Runner):
         """
         if source.flags.writeable and source.flags.c_contiguous:  # torch warns about read-only arrays
             given = torch.from_numpy(source)
-            if given.is_pinned() and given.dtype == target.dtype and given.numel() == target.numel():
-                target.view(-1).copy_(given.view(-1), non_blocking=True)
+            if given.is_pinned() and given.dtype == target.dtype and given.shape == target.shape:
+                target.copy_(given, non_blocking=True)
                 return
         staging = self._staging(target, "up")
         host = staging.numpy()
@@ -251,7 +251,7 @@ class CudaRunner(Runner):
         return event
 
     def milliseconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        end.synchronize()
+        self._wait(end)
         return float(start.elapsed_time(end))
 
     def close(self) -> None:
