@@ -7,7 +7,7 @@ import contextlib
 import io
 import logging
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -133,37 +133,28 @@ def decode_image(cdr: CdrBytes) -> DecodedImage:
             length does not fit the size, or the encoding is neither colour nor 8-bit grey.
     """
     header, data, stamp = read_image(cdr)
+    height, width = header.height, header.width
+    _check_size(IMAGE, height, width)
+    if header.encoding == "rgb8" and header.step == 3 * width and len(data) == 3 * width * height:  # most cameras
+        return DecodedImage(np.frombuffer(data, np.uint8).reshape(height, width, 3), stamp)
     if header.encoding in _SEMI_PLANAR:
-        _check_size(IMAGE, header.height, header.width)
         return DecodedImage(_semi_planar(header, data), stamp)
-    layout = _layout(header, len(data))
-    if layout is ENCODINGS["rgb8"] and header.step == 3 * header.width:  # nothing to convert: most cameras
-        return DecodedImage(np.frombuffer(data, np.uint8).reshape(header.height, header.width, 3), stamp)
-    if header.encoding in _WITHOUT_COLOURS:
-        meant = _WITHOUT_COLOURS[header.encoding]
+    if meant := _WITHOUT_COLOURS.get(header.encoding):
         warn_once(
             f"encoding {header.encoding} does not name its channels; they are read as {meant}, OpenCV's order"
         )
-    rows = _rows(header, data, layout.pixel_bytes)
-    if layout.value_bytes == 2:
-        _warn_of_few_bits(rows, header)
-    image = to_rgb(rows, layout, big_endian=header.is_bigendian)
-    return DecodedImage(image, stamp)
-
-
-@lru_cache(maxsize=64)
-def _layout(header: ImageHeader, size: int) -> Encoding:
-    """Return the layout of a message's pixels once its fields agree with each other and with ``size`` bytes."""
-    _check_size(IMAGE, header.height, header.width)
-    layout = ENCODINGS.get(_WITHOUT_COLOURS.get(header.encoding, header.encoding))
+    layout = ENCODINGS.get(meant or header.encoding)
     if layout is None:
         raise _other(header)
     if header.width % layout.multiple:
         raise ImageError(
             f"{IMAGE}: found width {header.width} with {header.encoding}, expected a multiple of {layout.multiple}"
         )
-    _check_rows(header, size, layout.pixel_bytes)
-    return layout
+    rows = _rows(header, data, layout.pixel_bytes)
+    if layout.value_bytes == 2:
+        _warn_of_few_bits(rows, header)
+    image = to_rgb(rows, layout, big_endian=header.is_bigendian)
+    return DecodedImage(image, stamp)
 
 
 class DecodedPoints(NamedTuple):
@@ -183,7 +174,6 @@ def decode_points(cdr: CdrBytes) -> DecodedPoints:
     _check_size(IMAGE, header.height, header.width)
     if header.encoding != POINTS:
         raise ImageError(f"{IMAGE}: found encoding {shown(header.encoding)}, expected {POINTS}: points in metres")
-    _check_rows(header, len(data), 12)
     rows = np.ascontiguousarray(_rows(header, data, 12)).view(">f4" if header.is_bigendian else "<f4")
     points = rows.reshape(header.height, header.width, 3).astype(np.float32)
     points[~np.isfinite(points).all(axis=2)] = np.nan
@@ -260,11 +250,6 @@ def _check_size(message: str, height: int, width: int) -> None:
 
 def _rows(header: ImageHeader, data: memoryview, pixel_bytes: int) -> UInt8Array:
     """Return a view of the pixel bytes without the padding of rows, [height, width * pixel_bytes]."""
-    return np.frombuffer(data, np.uint8).reshape(header.height, header.step)[:, : header.width * pixel_bytes]
-
-
-def _check_rows(header: ImageHeader, size: int, pixel_bytes: int) -> None:
-    """Raise ImageError unless ``size`` bytes are the rows that the header describes."""
     height, width = header.height, header.width
     row = width * pixel_bytes
     if header.step < row:
@@ -272,11 +257,12 @@ def _check_rows(header: ImageHeader, size: int, pixel_bytes: int) -> None:
             f"{IMAGE}: found step {header.step}, expected at least {row} ({width} pixels of {header.encoding});"
             " the driver sets step or encoding incorrectly"
         )
-    if header.step * height != size:  # cv_bridge requires equality, too; otherwise the image is cut or sheared
+    if header.step * height != len(data):  # cv_bridge requires equality, too; otherwise the image is cut or sheared
         raise ImageError(
-            f"{IMAGE}: found {size} bytes of data, expected {header.step * height} (step {header.step} x"
+            f"{IMAGE}: found {len(data)} bytes of data, expected {header.step * height} (step {header.step} x"
             f" {height} rows); the driver sets the image size or step incorrectly"
         )
+    return np.frombuffer(data, np.uint8).reshape(height, header.step)[:, :row]
 
 
 def _semi_planar(header: ImageHeader, data: memoryview) -> UInt8Array:

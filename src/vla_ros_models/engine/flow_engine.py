@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -191,7 +192,6 @@ class ChunkEngine(GraphEngine[K, B]):
     def _fill(self, arrays: Sequence[NDArray[Any]], row: int, request: FlowRequest) -> None:
         """Write everything but images and noise into ``arrays``, those of :attr:`ChunkGraphs.inputs`."""
 
-    @torch.inference_mode()
     def answer(self, requests: Sequence[FlowRequest]) -> list[FlowAnswer | NotFiniteError]:
         """Compute chunks for B observations of one kind.
 
@@ -204,8 +204,7 @@ class ChunkEngine(GraphEngine[K, B]):
             OutOfMemoryError: The device ran out of memory; retrying is allowed.
             DeviceLostError: The device failed, now or earlier.
         """
-        with self._running():
-            return self._answer(requests)
+        return self._run(partial(self._answer, requests))
 
     def _answer(self, requests: Sequence[FlowRequest]) -> list[FlowAnswer | NotFiniteError]:
         graphs = self._of(self.kind(requests)).take(max(len(request.tokens) for request in requests))

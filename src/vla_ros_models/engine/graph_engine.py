@@ -3,10 +3,9 @@
 import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from vla_ros.errors import ConfigError, DeviceLostError
 from vla_ros.types import RawImage
-from vla_ros_models.engine.device_errors import explain_device_errors
+from vla_ros_models.engine.device_errors import raise_explained
 from vla_ros_models.engine.ops import Ops
 from vla_ros_models.engine.passes import Passes
 from vla_ros_models.engine.ranks import Ranks
@@ -194,6 +193,7 @@ class StageGraphs:
 
 
 K = TypeVar("K", bound=Hashable)
+R = TypeVar("R")
 G = TypeVar("G", bound=StageGraphs)
 
 
@@ -235,6 +235,7 @@ class GraphEngine(ABC, Generic[K, G]):
         self._resizer = ImageResizer(size, device, self.runner)
         self._caches: dict[K, GraphCache[G]] = {}
         self._lost: DeviceLostError | None = None
+        self._inference_mode = torch.inference_mode()
 
     @abstractmethod
     def _build(self, kind: K, length: int) -> G:
@@ -273,14 +274,19 @@ class GraphEngine(ABC, Generic[K, G]):
                 graphs = cache.at(int(length))
                 {**graphs.stages, **graphs.checks}[name]()
 
-    @contextmanager
-    def _running(self, loading: bool = False) -> Iterator[None]:
-        """Run the enclosed code on the device; once the device is lost, raise the same error every time."""
+    def _run(self, call: Callable[[], R], loading: bool = False) -> R:
+        """Call on the device's stream; once the device is lost, raise the same error every time.
+
+        Entering a generator's context, or an inference mode that is yet to be made, takes 20 us after a rest.
+        """
         if self._lost is not None:
             raise self._lost
         try:
-            with self._ranks.running(loading), explain_device_errors(self.device), self.runner.stream():
-                yield
+            try:
+                with self._inference_mode, self._ranks.running(loading), self.runner.stream():
+                    return call()
+            except RuntimeError as error:
+                raise_explained(error, self.device)
         except DeviceLostError as error:
             self._lost = error
             raise
@@ -290,9 +296,12 @@ class GraphEngine(ABC, Generic[K, G]):
         lengths = {self.buckets.require(prompt) for prompt in prompts}
         if self._ranks.count > 1:  # later it would interrupt inferences
             lengths = {length for length in self.buckets.lengths if min(lengths) <= length <= max(lengths)}
-        with self._running(loading=True):
+
+        def capture() -> None:
             for length in sorted(lengths, reverse=True):
                 self._of(kind).ensure(length)
+
+        self._run(capture, loading=True)
 
     def _of(self, kind: K) -> GraphCache[G]:
         if kind not in self._caches:

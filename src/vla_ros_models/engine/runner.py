@@ -138,6 +138,7 @@ class CudaRunner(Runner):
         self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         # torch's streams do not wait for each other, and weights are loaded on another stream.
         self._stream.wait_stream(torch.cuda.current_stream(device))
+        self._on_stream: AbstractContextManager[Any] = torch.cuda.stream(self._stream)
         self._warming = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._recording = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._beside: dict[torch.cuda.Stream, torch.cuda.Stream] = {}
@@ -149,8 +150,7 @@ class CudaRunner(Runner):
         self._marks = itertools.cycle(events)
 
     def stream(self) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = torch.cuda.stream(self._stream)
-        return context
+        return self._on_stream
 
     def upload(self, target: Tensor, source: NDArray[Any]) -> None:
         """See :class:`Runner`.
