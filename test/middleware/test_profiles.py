@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from vla_ros.config import Config
 from vla_ros.config.loading import build
 from vla_ros.errors import ConfigError
+from vla_ros.graph.environment import dds_environment
 from vla_ros.middleware.profiles import (
     DISTRIBUTIONS,
     MIN_SEGMENT,
@@ -131,6 +132,14 @@ def test_cyclone_11_accepts_the_configuration(interface: str) -> None:
     answer = join_with_cyclone_11(text)
     assert answer.stdout == "joined\n", answer.stderr
     assert "config" not in answer.stderr, "no unknown or deprecated element"
+
+
+def test_the_embedded_participant_starts_with_the_configuration() -> None:
+    """Its own settings come first; a limit below its own initial one was refused."""
+    pytest.importorskip("cyclonedds", reason="no wheel for this platform")
+    file = (CONFIG / "cyclonedds_11.xml").as_uri()
+    answer = join_with_cyclone_11(dds_environment({"CYCLONEDDS_URI": file}).configuration())
+    assert answer.stdout == "joined\n", answer.stderr
 
 
 def test_cyclone_11_accepts_the_iceoryx_configuration() -> None:
