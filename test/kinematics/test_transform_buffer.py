@@ -46,17 +46,16 @@ def test_transforms_are_those_of_tf2() -> None:
     assert compared == 26
 
 
-def test_nothing_is_extrapolated_and_what_may_still_come_is_told() -> None:
+def test_nothing_is_extrapolated() -> None:
     made = buffer(*(("base", "hand", stamp * SECOND, at_x(stamp), False) for stamp in (5, 6)))
     assert made.at("base", "hand", 5 * SECOND)[0, 3] == 5
     assert made.at("base", "hand", 5 * SECOND + SECOND // 4)[0, 3] == pytest.approx(5.25)
-    with pytest.raises(TransformError, match=r"newest transform of 'hand' is 0\.5 s older than the image") as late:
+    with pytest.raises(TransformError, match=r"newest transform of 'hand' is 0\.5 s older than the image"):
         made.at("base", "hand", 6 * SECOND + SECOND // 2)
-    with pytest.raises(TransformError, match="oldest transform of 'hand' is 1 s newer than the image") as early:
+    with pytest.raises(TransformError, match="oldest transform of 'hand' is 1 s newer than the image"):
         made.at("base", "hand", 4 * SECOND)
-    with pytest.raises(TransformError, match="do not connect 'eye' with 'base'; found base, hand") as unknown:
+    with pytest.raises(TransformError, match="do not connect 'eye' with 'base'; found base, hand"):
         made.at("base", "eye", 5 * SECOND)
-    assert [error.value.waits for error in (late, early, unknown)] == [True, False, True]
 
 
 def test_only_the_transforms_between_two_frames_are_needed() -> None:
@@ -90,7 +89,7 @@ def test_a_transform_that_should_not_change_is_refused_until_it_is_accepted(befo
     for _ in range(2):
         with pytest.raises(TransformError, match=text) as error:
             made.at("world", "eye", 3)
-        assert not error.value.waits
+        assert error.value.jumped
     assert made.at("world", "hand", 3)[0, 3] == 0  # others are not concerned
     made.accept()
     assert made.at("world", "eye", 3)[0, 3] == after[1][0]

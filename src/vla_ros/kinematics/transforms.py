@@ -20,11 +20,11 @@ _Sample = tuple[int, tuple[float, ...]]  # stamp in nanoseconds; x, y, z in metr
 
 
 class TransformError(VlaRosError):
-    """There is no transform between two frames at a time. ``waits`` is True if a message may still bring it."""
+    """There is no transform between two frames at a time; or, if ``jumped``, one that must not change did."""
 
-    def __init__(self, text: str, *, waits: bool = True) -> None:
+    def __init__(self, text: str, *, jumped: bool = False) -> None:
         super().__init__(text)
-        self.waits = waits
+        self.jumped = jumped
 
 
 class TransformBuffer:
@@ -87,7 +87,7 @@ class TransformBuffer:
                 raise TransformError(f"/tf and /tf_static do not connect '{source}' with '{target}'; found {known}")
             up, down = up[: up.index(shared)], down[: down.index(shared)]
             if jumped := [self.jumps[frame] for frame in (*up, *down) if frame in self.jumps]:
-                raise TransformError(jumped[0], waits=False)
+                raise TransformError(jumped[0], jumped=True)
             to_shared, to_target = self._product(up, stamp), self._product(down, stamp)
         result: FloatArray = np.linalg.inv(to_target) @ to_shared
         return result
@@ -139,7 +139,7 @@ class TransformBuffer:
         if at in (0, len(samples)):
             apart, side = abs(stamp - samples[-1 if at else 0][0]) / 1e9, "older" if at else "newer"
             text = f"{'newest' if at else 'oldest'} transform of '{frame}' is {apart:.3g} s {side} than the image"
-            raise TransformError(f"the {text}", waits=at > 0)
+            raise TransformError(f"the {text}")
         (before, first), (after, second) = samples[at - 1], samples[at]
         share, one, other = (stamp - before) / (after - before), _matrix(first), _matrix(second)
         one[:3, 3] += share * (other[:3, 3] - one[:3, 3])

@@ -96,11 +96,11 @@ class CameraModel:
         points = points[points[:, 2] > 0]
         column, row = np.floor(to.pixels(points) + 0.5).T
         inside = (column >= 0) & (column < to.size[1]) & (row >= 0) & (row < to.size[0])
-        seen = np.full(to.size, np.inf, np.float32)
-        at = row[inside].astype(int), column[inside].astype(int)
+        seen = np.full(to.size[0] * to.size[1], np.inf, np.float32)
+        at = (row[inside] * to.size[1] + column[inside]).astype(int)
         np.minimum.at(seen, at, points[inside, 2].astype(np.float32))
         seen[np.isinf(seen)] = np.nan
-        return seen
+        return seen.reshape(to.size)
 
 
 def read_camera_info(message: Any, *, rectified: bool = False) -> CameraModel:
