@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from vla_ros.node.policy_node import PolicyNode
 from vla_ros.policies import Policy, Session
 from vla_ros.types import ActionChunk, Observation
 from vla_ros.vision.messages import encode_image
+from vla_ros_lab.replay import evaluate
+from vla_ros_lab.replay.play import ReplayOptions
 
 CAMERAS = (
     "camera.topics:=[/camera/image_raw, /depth]",
@@ -248,6 +251,43 @@ def test_a_camera_info_that_does_not_fit_holds(robot, inside: Inside, camera: De
     holding(node, robot, text, lambda: good(robot, camera, frame="colour"))
     robot.until(lambda: node.safety.state is State.ARMED, lambda: good(robot, camera))
     holding(node, robot, "the camera is not calibrated", lambda: good(robot, camera, scale=0))
+
+
+def test_a_recorded_episode_is_replayed_with_its_transforms(
+    robot: Any, inside: Inside, camera: DepthCamera, tmp_path: Path
+) -> None:
+    """Static transforms came before the episode, each in a message of its own."""
+    colour = "camera.info:=[/camera/camera_info, /depth/camera_info]"
+    recorded = "record.what:=episodes", f"record.folder:={tmp_path}"
+    node = inside("control.armed:=false", *CAMERAS[:2], colour, CAMERAS[3], *recorded, policy=Looking())
+    camera.transform("base_link", "hand", HERE, 0, static=True)
+    camera.transform("hand", "optical", DOWN, 0, static=True)
+    camera.transform("hand", "colour", DOWN, 0, static=True)
+
+    def each() -> None:
+        camera.info(robot.now(), "/camera/camera_info", frame="colour")
+        good(robot, camera)
+
+    robot.until(lambda: robot.says("waiting (episodes)", "recording"), each, 60.0)
+    robot.until(lambda: not node.safety.status.holds, each)
+    node.enable(True)
+    armed(node, robot, each)
+    before = len(robot.commands)
+    robot.until(lambda: len(robot.commands) > before + 20, each)
+    node.enable(False)
+    label = robot.node.create_publisher(
+        robot.graph.message("std_msgs/msg/String"), "/vla_policy/label", robot.graph.qos("command")
+    )
+    said = robot.graph.message("std_msgs/msg/String")(data="success")
+    robot.until(lambda: list(tmp_path.glob("*/metadata.yaml")), lambda: (each(), label.publish(said)), 60.0)
+    config = load([], ["robot.urdf:=demo", "control.rate_hz:=0", *CAMERAS[:2], colour, CAMERAS[3]])
+    for speed in (0.0, 1.0):
+        policy = Looking()
+        [bag] = [path.parent for path in tmp_path.glob("*/metadata.yaml")]
+        outcome = evaluate.play(evaluate.BagJob(bag, config, ReplayOptions(speed=speed), None), lambda: policy)  # noqa: B023
+        assert len(policy.seen) >= 5, outcome
+        for observation in policy.seen:
+            floor(observation.points["points"])
 
 
 def binding(*assignments: str, spec: PolicySpec = POINTS) -> Any:
