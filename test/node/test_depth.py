@@ -101,6 +101,10 @@ class DepthCamera:
         values[:8, :8] = 0
         if encoding == "32FC1":
             values = np.where(values, values * np.float32(0.001), np.nan).astype("<f4")
+        if encoding == "rgb8":
+            values = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+            self._depth.publish(encode_image(values, stamp, self.optical))
+            return
         self._depth.publish(encode_image(values[..., None].view(np.uint8), stamp, self.optical, encoding))
 
     def _header(self, stamp: int, frame: str) -> Any:
@@ -183,6 +187,39 @@ def test_depth_of_another_camera_is_registered_to_the_colour_image(robot, inside
     np.testing.assert_allclose(at[:, 2], 0, atol=1e-6)
 
 
+def test_depth_alone_needs_no_camera_info(robot: Any, inside: Inside, camera: DepthCamera) -> None:
+    policy = Looking(PolicySpec(POINTS.images, depth=POINTS.points))
+    node = inside(*CAMERAS[:2], policy=policy)
+
+    def each(encoding: str = "32FC1") -> None:
+        stamp = robot.now()
+        camera.depth(stamp, encoding)
+        robot.send_frame(robot.noise(stamp))
+
+    armed(node, robot, each)
+    assert not policy.seen[-1].points
+    depth = policy.seen[-1].depth["points"]
+    assert np.isnan(depth[:8, :8]).all()
+    assert np.nanmin(depth) == np.nanmax(depth) == np.float32(0.8)
+    holding(node, robot, "no readable frame", lambda: each("rgb8"))
+
+
+@pytest.mark.causes("camera_info_invalid")
+def test_points_of_other_proportions_than_the_image_are_refused(robot: Any, inside: Inside, camera) -> None:
+    """Depth that is not aligned must not pass for depth that is."""
+    node = inside(*CAMERAS, policy=Looking())
+    camera.transform("base_link", "optical", DOWN, 0, static=True)
+
+    def each() -> None:
+        stamp = robot.now()
+        camera.info(stamp)
+        camera.depth(stamp)
+        robot.send_frame(robot.noise(stamp, 40, 64))
+
+    holding(node, robot, "found 64x48 points of an image of 64x40: not aligned", each)
+    armed(node, robot, lambda: good(robot, camera))
+
+
 @pytest.mark.causes("camera_stale")
 def test_stale_depth_holds(robot, inside: Inside, camera: DepthCamera) -> None:
     node = inside(*CAMERAS, policy=Looking())
@@ -244,10 +281,10 @@ def test_a_camera_info_that_does_not_fit_holds(robot, inside: Inside, camera: De
 
     holding(node, robot, "/depth/camera_info: no message yet", without)
     armed(node, robot, lambda: good(robot, camera))
-    text = "/depth has the size (48, 64), and /depth/camera_info describes (96, 128)"
+    text = "/depth has the size (48, 64), and /depth/camera_info (96, 128)"
     holding(node, robot, text, lambda: good(robot, camera, scale=2))
     robot.until(lambda: node.safety.state is State.ARMED, lambda: good(robot, camera))
-    text = "/depth has the frame optical, and /depth/camera_info describes colour"
+    text = "/depth has the frame_id optical, and /depth/camera_info colour"
     holding(node, robot, text, lambda: good(robot, camera, frame="colour"))
     robot.until(lambda: node.safety.state is State.ARMED, lambda: good(robot, camera))
     holding(node, robot, "the camera is not calibrated", lambda: good(robot, camera, scale=0))

@@ -57,7 +57,7 @@ class Reason(str, Enum):
     CAMERA_FROZEN = "camera_frozen", Level.HOLD, "timeouts.frozen_frames consecutive frames have the same pixels"
     CAMERA_CONTESTED = "camera_contested", Level.HOLD, "two sources alternate on a camera topic"
     CAMERA_SKEW = "camera_skew", Level.HOLD, "the cameras' images are further apart than timeouts.camera_skew"
-    CAMERA_INFO_INVALID = "camera_info_invalid", Level.HOLD, "a CameraInfo is missing, or does not fit its images"
+    CAMERA_INFO_INVALID = "camera_info_invalid", Level.HOLD, "a CameraInfo or points do not fit the images"
     TRANSFORM_MISSING = "transform_missing", Level.HOLD, "no transform of a depth camera at its image's stamp"
     TRANSFORM_JUMPED = "transform_jumped", Level.HOLD, "a static transform of a depth camera has changed"
     FRAME_OLD = "frame_old", Level.HOLD, "a frame is older than timeouts.frame_age"

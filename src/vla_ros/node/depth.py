@@ -11,7 +11,7 @@ from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ConfigError
 from vla_ros.execution.context import Context
 from vla_ros.graph.wiring import Wiring
-from vla_ros.kinematics.transforms import KEPT, TransformBuffer, TransformError
+from vla_ros.kinematics.transforms import TransformBuffer, TransformError
 from vla_ros.record.topics import CAMERA_INFO, TRANSFORM, TRANSFORMS
 from vla_ros.types import Float32Array, FloatArray
 from vla_ros.vision.camera_model import CameraModel, read_camera_info
@@ -31,16 +31,16 @@ class DepthCameras:
 
     Attributes:
         infos: Topics of CameraInfo that are needed, and whether their cameras' images are rectified.
-        transforms: What was said on ``/tf`` and ``/tf_static``, for ``seconds``.
+        transforms: What was said on ``/tf`` and ``/tf_static``.
         clock: The clock that waits.
     """
 
-    def __init__(self, binding: Binding, seconds: float = KEPT) -> None:
+    def __init__(self, binding: Binding) -> None:
         config, self._binding = binding.config, binding
         self._colour = {index: colour_camera(binding.spec, config, key) for key, index in binding.points.items()}
         used = (*self._colour.values(), *(config.camera.each[index] for index in self._colour))
         self.infos = {one.info: one.rectified for one in used if one is not None and one.info}
-        self.transforms, self.clock = TransformBuffer(seconds), Clock()
+        self.transforms, self.clock = TransformBuffer(), Clock()
         self._decode = decode_depth if config.camera.transport == "raw" else decode_compressed_depth
         self._heard: dict[str, bytes] = {}
         self._models: dict[str, CameraModel | str] = {}  # by topic; or what is wrong with it
@@ -51,7 +51,10 @@ class DepthCameras:
             data = bytes(cdr)
             if self._heard.get(topic) != (same := data[: _STAMP.start] + data[_STAMP.stop :]):
                 self._heard[topic] = same
-                self._models[topic] = _model(deserialize(cdr), self.infos[topic])
+                try:
+                    self._models[topic] = read_camera_info(deserialize(cdr), rectified=self.infos[topic])
+                except ConfigError as error:
+                    self._models[topic] = str(error)
             return ""
         if len(cdr) > _MOST_BYTES:
             return f"found {len(cdr)} bytes, expected at most {_MOST_BYTES}"
@@ -70,21 +73,19 @@ class DepthCameras:
         """
         config = self._binding.config
         camera, colour, (depth, stamp, frame) = config.camera.each[index], self._colour[index], self._decode(data)
-        if not camera.info:
-            return DecodedPoints(np.full((*depth.shape, 3), np.nan, np.float32), stamp, frame), depth
-        model = self._model(camera.info)
-        for what, found, expected in (("size", depth.shape, model.size), ("frame", frame, model.frame_id)):
-            if found != expected:
-                text = f"{camera.topic} has the {what} {found}, and {camera.info} describes {expected}"
+        model = self._model(camera.info) if camera.info else None
+        for what, found in (("size", depth.shape), ("frame_id", frame)) if model is not None else ():
+            if found != getattr(model, what):
+                text = f"{camera.topic} has the {what} {found}, and {camera.info} {getattr(model, what)}"
                 raise Refused(Reason.CAMERA_INFO_INVALID, text)
-        if colour is not None:
+        if model is not None and colour is not None:
             other = self._model(colour.info)
             depth = model.register(depth, other, self._at(other.frame_id, frame, stamp, patience))
             model, frame = other, other.frame_id
-        if not (base := config.robot.base_frame):
-            return DecodedPoints(np.full((*depth.shape, 3), np.nan, np.float32), stamp, frame), depth
-        points = model.points(depth, self._at(base, frame, stamp, patience))
-        return DecodedPoints(points, stamp, base), depth
+        points = np.full((*depth.shape, 3), np.nan, np.float32)
+        if model is not None and (base := config.robot.base_frame):
+            points = model.points(depth, self._at(base, frame, stamp, patience))
+        return DecodedPoints(points, stamp, frame), depth
 
     def _model(self, topic: str) -> CameraModel:
         model = self._models.get(topic, "no message yet")
@@ -129,10 +130,3 @@ def join_depth(context: Context, wiring: Wiring, cameras: DepthCameras) -> None:
     # A robot publishes many transforms at a time, and a late subscriber needs all static ones.
     for topic, profile in zip(TRANSFORMS, ("recorder", "event"), strict=True) if cameras.infos else ():
         subscribe(topic, TRANSFORM, profile)
-
-
-def _model(message: Any, rectified: bool) -> CameraModel | str:
-    try:
-        return read_camera_info(message, rectified=rectified)
-    except ConfigError as error:
-        return str(error)

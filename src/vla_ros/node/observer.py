@@ -150,7 +150,8 @@ class Observer:
         if not raw:
             raise Refused(Reason.INPUT_MISSING, f"no frame yet on any of {', '.join(self._topics)}")
         stamp = next(iter(raw.values())).stamp
-        points = {key: self._points(index, frames[index]) for key, index in self._binding.points.items()}
+        placed = (*self._binding.spec.points, *self._binding.spec.depth)
+        points = {key: self._points(self._binding.points[key], frames, raw.get(image)) for image, key in placed}
         stamps = [*(image.stamp for image in raw.values()), *(one.stamp for one, _ in points.values())]
         skew = (max(stamps) - min(stamps)) / 1e9
         if 0 < self.timeouts.camera_skew < skew:
@@ -177,8 +178,11 @@ class Observer:
         images = LazyImages(makers)
         return Observation(images, inputs.instruction, stamp, states, single, points=placed, depth=depth)
 
-    def _points(self, index: int, data: CdrBytes | None) -> tuple[DecodedPoints, Float32Array]:
-        """Return a frame's points and depth, oriented as its camera's images; 32FC3 has no depth."""
+    def _points(
+        self, index: int, frames: Sequence[CdrBytes | None], image: RawImage | None
+    ) -> tuple[DecodedPoints, Float32Array]:
+        """Return the points and depth of ``image``, oriented as their camera's images; 32FC3 has no depth."""
+        data = frames[index]
         topic, frame = self._topics[index], self._binding.config.robot.base_frame
         if data is None:
             raise Refused(Reason.INPUT_MISSING, f"no frame yet on {topic}")
@@ -192,6 +196,11 @@ class Observer:
             raise ImageError(f"{topic}: {error}") from None
         if index not in self._measured and found.frame_id != frame:
             raise ImageError(f"{topic}: found points in {found.frame_id!r}, expected {frame!r}, robot.base_frame")
+        rows, columns, _ = found.points.shape
+        height, width, _ = found.points.shape if image is None else image.pixels.shape
+        if rows * width != columns * height:
+            text = f"{topic}: found {columns}x{rows} points of an image of {width}x{height}: not aligned"
+            raise Refused(Reason.CAMERA_INFO_INVALID, f"{text}; set camera.info for both cameras")
         turn = TURNS[self._binding.config.camera.each[index].orientation]
         return found._replace(points=turn(found.points)), turn(depth)
 

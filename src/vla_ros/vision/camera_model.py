@@ -13,6 +13,7 @@ import numpy as np
 
 from vla_ros.errors import ConfigError
 from vla_ros.types import Float32Array, FloatArray
+from vla_ros.vision.decode import MAX_PIXELS
 
 _COEFFICIENTS = {"plumb_bob": (4, 5), "rational_polynomial": (8,), "equidistant": (4,)}
 _ROUNDS, _STEP = 20, 1e-6  # of Newton's method, at a depth of 1 m
@@ -94,6 +95,10 @@ class CameraModel:
         """
         points = self.points(depth, transform).reshape(-1, 3).astype(float)
         points = points[points[:, 2] > 0]
+        # What is far outside of the image would be folded into it by the distortion.
+        borders = np.nanmin(to.rays, axis=(0, 1))[:2], np.nanmax(to.rays, axis=(0, 1))[:2]
+        outside = np.maximum(borders[0] - (places := points[:, :2] / points[:, 2:]), places - borders[1])
+        points = points[(outside < 1 / to.matrix[[0, 1], [0, 1]]).all(axis=1)]
         column, row = np.floor(to.pixels(points) + 0.5).T
         inside = (column >= 0) & (column < to.size[1]) & (row >= 0) & (row < to.size[0])
         seen = np.full(to.size[0] * to.size[1], np.inf, np.float32)
@@ -111,12 +116,14 @@ def read_camera_info(message: Any, *, rectified: bool = False) -> CameraModel:
     full = np.array(message.p if rectified else message.k, float).reshape(3, -1)
     if not (np.isfinite(full).all() and full[0, 0] > 0 and full[1, 1] > 0):
         raise ConfigError(f"found {'P' if rectified else 'K'} {full.tolist()}: the camera is not calibrated")
+    if not 0 < message.width * message.height <= MAX_PIXELS:
+        raise ConfigError(f"found size {message.width} x {message.height}, expected that of an image")
     if full[0, 1] or (rectified and full[:, 3].any()):
         raise ConfigError(f"found {full.tolist()}: a skewed camera, or the second of a stereo pair, has no depth")
     model, distortion = message.distortion_model, np.array(() if rectified else message.d, float)
-    if distortion.any() and len(distortion) not in _COEFFICIENTS.get(model, ()):
+    if distortion.any() and not (len(distortion) in _COEFFICIENTS.get(model, ()) and np.isfinite(distortion).all()):
         known = ", ".join(f"{name} ({' or '.join(map(str, counts))})" for name, counts in _COEFFICIENTS.items())
-        raise ConfigError(f"found distortion {model!r} with {len(distortion)} numbers, expected one of {known}")
+        raise ConfigError(f"found distortion {model!r}, {distortion.tolist()}, expected one of {known}")
     region, matrix = message.roi, full[:, :3].copy()
     binning = np.array([max(1, message.binning_x), max(1, message.binning_y)])
     whole = not (region.width or region.height or region.x_offset or region.y_offset)
