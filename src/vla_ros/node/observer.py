@@ -150,8 +150,9 @@ class Observer:
         if not raw:
             raise Refused(Reason.INPUT_MISSING, f"no frame yet on any of {', '.join(self._topics)}")
         stamp = next(iter(raw.values())).stamp
-        placed = (*self._binding.spec.points, *self._binding.spec.depth)
-        points = {key: self._points(self._binding.points[key], frames, raw.get(image)) for image, key in placed}
+        spec, bound = self._binding.spec, self._binding.points
+        shown = {key: raw.get(image) for image, key in (*spec.points, *spec.depth)}
+        points = {key: self._points(index, frames, shown[key]) for key, index in bound.items()}
         stamps = [*(image.stamp for image in raw.values()), *(one.stamp for one, _ in points.values())]
         skew = (max(stamps) - min(stamps)) / 1e9
         if 0 < self.timeouts.camera_skew < skew:
@@ -172,9 +173,8 @@ class Observer:
         states = dict[str, FloatArray]()
         for one in self._binding.states:
             states |= one.feature.split(self._state(one, now))
-        spec = self._binding.spec
-        placed = {key: points[key][0].points for _, key in spec.points}
-        depth = {key: points[key][1] for _, key in spec.depth}
+        placed = {key: points[key][0].points for _, key in spec.points if key in points}
+        depth = {key: points[key][1] for _, key in spec.depth if key in points}
         images = LazyImages(makers)
         return Observation(images, inputs.instruction, stamp, states, single, points=placed, depth=depth)
 
