@@ -22,7 +22,7 @@ from vla_ros.node.depth import DepthCameras
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.policies import Policy, Session
 from vla_ros.types import ActionChunk, Observation
-from vla_ros.vision.messages import encode_image
+from vla_ros.vision.messages import encode_compressed, encode_image
 from vla_ros_lab.replay import evaluate
 from vla_ros_lab.replay.play import ReplayOptions
 
@@ -33,6 +33,7 @@ CAMERAS = (
     "robot.base_frame:=base_link",
 )
 POINTS = PolicySpec((ImageFeature("image"),), points=(("image", "points"),))
+DATA = Path(__file__).parents[1] / "data"
 HERE = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)
 DOWN = (0.3, 0.0, 0.8, math.sqrt(0.5), -math.sqrt(0.5), 0.0, 0.0)  # looks down; the image's top is in front
 FOCAL, HEIGHT, WIDTH = 50.0, 48, 64
@@ -370,6 +371,27 @@ def test_a_transform_that_comes_a_little_later_is_waited_for() -> None:
     floor(cameras.decode(1, heard.sent["/depth"], 20.0)[0].points)
     timer.join()
     floor(cameras.decode(1, heard.sent["/depth"], 0.0)[0].points)
+
+
+def test_compressed_depth_gives_the_same_points_as_raw_depth() -> None:
+    """Of the published codec's data (``data/depth``)."""
+    golden, points = np.load(DATA / "depth" / "golden.npz"), {}
+    for transport, topic in (("raw", "/depth"), ("compressed", "/depth/compressedDepth")):
+        heard = Heard()
+        topics = f"camera.topics:=[/camera/image_raw, {topic}]"
+        camera = DepthCamera(heard)
+        cameras = DepthCameras(binding(*CAMERAS, topics, f"camera.transport:={transport}"))
+        camera.info(5)
+        camera.transform("base_link", "optical", DOWN, 5, static=True)
+        assert not heard.tell(cameras, "/depth/camera_info") + heard.tell(cameras, "/tf_static")
+        depth = golden["decoded_16UC1"][..., None].view(np.uint8)
+        message = encode_image(depth, 5, "optical", "16UC1")
+        if transport == "compressed":
+            data = golden["rvl_16UC1"].tobytes()
+            message = encode_compressed(data, 5, "optical", "16UC1; compressedDepth rvl")
+        points[transport] = cameras.decode(1, message, 0.0)[0].points
+    assert np.isfinite(points["raw"]).any()
+    np.testing.assert_array_equal(points["raw"], points["compressed"])
 
 
 def test_a_huge_message_of_transforms_is_ignored() -> None:
