@@ -40,14 +40,14 @@ def decode_depth(cdr: CdrBytes) -> DecodedDepth:
     What is not finite or not positive is unknown: no sensor measures a surface at its own centre. Raises ImageError
     if it has another encoding, or is damaged.
     """
-    header, data = read_image(cdr)
+    header, data, stamp = read_image(cdr)
     check_size(IMAGE, header.height, header.width)
     if header.encoding not in DEPTHS:
         raise _not_depth(IMAGE, "encoding", header.encoding)
     kind = ("u2", "f4")[DEPTHS.index(header.encoding)]
     rows = np.ascontiguousarray(pixel_rows(header, data, int(kind[1])))
     values = rows.view((">" if header.is_bigendian else "<") + kind)
-    return DecodedDepth(_metres(values, header.encoding), header.stamp, header.frame_id)
+    return DecodedDepth(_metres(values, header.encoding), stamp, header.frame_id)
 
 
 def decode_compressed_depth(cdr: CdrBytes) -> DecodedDepth:

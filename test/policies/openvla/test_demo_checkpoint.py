@@ -15,7 +15,7 @@ pytest.importorskip("mujoco", reason="the library mujoco is not installed (extra
 
 from tools.checkpoints.openvla import config_json
 from tools.train.card import model_card
-from tools.train.evaluate import run_episodes
+from tools.train.evaluate import run_demo
 from tools.train.network import architecture_of
 from tools.train.recipe import DATASET, FOREIGN_DATASET, TRAINING_SEED, NetworkRecipe, from_json
 from tools.train.tokens import FOREIGN_STATISTICS, statistics_of
@@ -36,7 +36,10 @@ def read(name: str) -> dict:
 
 def episodes(count: int, *words: str) -> list[dict[str, Any]]:
     """Episodes; a right one takes 17 to 21 steps."""
-    return run_episodes(DEMO, ("--max-steps", "28", *words), range(SEED, SEED + count), 1, "cpu")
+    scenes = ("--simulated-time", "--max-steps", "28", "--seed", str(SEED), "--episodes", str(count))
+    network = ("-p", "policy.device:=cpu", "-p", "policy.dtype:=float32", "-p", "policy.engine:=reference")
+    found: list[dict[str, Any]] = run_demo("--checkpoint", DEMO, *scenes, *network, *words)["episodes"]
+    return found
 
 
 def test_the_demo_checkpoint_is_small_and_complete() -> None:
