@@ -39,9 +39,16 @@ class CameraModel:
         places = self._undistort(seen) if self.distortion.any() else seen
         return np.concatenate((places, np.ones((len(places), 1))), axis=1).reshape(height, width, 3)
 
+    @cached_property
+    def borders(self) -> tuple[FloatArray, FloatArray]:
+        """The least and greatest x and y [2] of :attr:`rays`."""
+        return np.nanmin(self.rays[..., :2], axis=(0, 1)), np.nanmax(self.rays[..., :2], axis=(0, 1))
+
     def pixels(self, points: FloatArray) -> FloatArray:
         """Return where points [N, 3] in front of the camera are in its images, [N, 2] as column and row."""
-        places = self._distort(points[:, :2] / points[:, 2:])
+        places = points[:, :2] / points[:, 2:]
+        if self.distortion.any():
+            places = self._distort(places)
         found: FloatArray = places * self.matrix[[0, 1], [0, 1]] + self.matrix[:2, 2]
         return found
 
@@ -96,8 +103,8 @@ class CameraModel:
         points = self.points(depth, transform).reshape(-1, 3).astype(float)
         points = points[points[:, 2] > 0]
         # What is far outside of the image would be folded into it by the distortion.
-        borders = np.nanmin(to.rays, axis=(0, 1))[:2], np.nanmax(to.rays, axis=(0, 1))[:2]
-        outside = np.maximum(borders[0] - (places := points[:, :2] / points[:, 2:]), places - borders[1])
+        places, (low, high) = points[:, :2] / points[:, 2:], to.borders
+        outside = np.maximum(low - places, places - high)
         points = points[(outside < 1 / to.matrix[[0, 1], [0, 1]]).all(axis=1)]
         column, row = np.floor(to.pixels(points) + 0.5).T
         inside = (column >= 0) & (column < to.size[1]) & (row >= 0) & (row < to.size[0])
