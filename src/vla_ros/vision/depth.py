@@ -64,12 +64,11 @@ def decode_compressed_depth(cdr: CdrBytes) -> DecodedDepth:
     if len(data) <= _HEADER.size:
         raise _damaged(f"found {len(data)} bytes")
     _, a, b = _HEADER.unpack_from(data)
-    values = (_png if codec == "png" else _rvl)(data[_HEADER.size :])
+    values: NDArray[Any] = (_png if codec == "png" else _rvl)(data[_HEADER.size :])
     if encoding == "32FC1":
         with np.errstate(divide="ignore"):
             depth = np.float32(a) / (values.astype(np.float32) - np.float32(b))
-        depth[values == 0] = np.nan
-        return DecodedDepth(_metres(depth, encoding), header.stamp, header.frame_id)
+        values = np.where(values, depth, np.float32(np.nan))
     return DecodedDepth(_metres(values, encoding), header.stamp, header.frame_id)
 
 
