@@ -210,6 +210,22 @@ def test_depth_alone_needs_no_camera_info(robot: Any, inside: Inside, camera: De
     holding(node, robot, "no readable frame", lambda: each("rgb8"))
 
 
+def test_depth_that_is_registered_needs_no_base(robot: Any, inside: Inside, camera: DepthCamera) -> None:
+    policy = Looking(PolicySpec(POINTS.images, depth=POINTS.points))
+    node = inside(*CAMERAS, "camera.info:=[/camera/camera_info, /depth/camera_info]", policy=policy)
+    camera.transform("optical", "colour", (0.032, 0, 0, *HERE[3:]), 0, static=True)
+
+    def each() -> None:
+        camera.info(robot.now(), "/camera/camera_info", frame="colour")
+        good(robot, camera)
+
+    armed(node, robot, each)
+    depth = policy.seen[-1].depth["points"]
+    assert np.isnan(depth[:8, :6]).all()
+    assert np.isnan(depth[:, -2:]).all()
+    np.testing.assert_allclose(depth[20, :60], 0.8, atol=1e-6)
+
+
 @pytest.mark.causes("camera_info_invalid")
 def test_points_of_other_proportions_than_the_image_are_refused(robot: Any, inside: Inside, camera) -> None:
     """Depth that is not aligned must not pass for depth that is."""

@@ -117,6 +117,7 @@ def test_what_the_distortion_does_not_describe_is_unknown() -> None:
         ({"d": [float("nan")] * 5}, "found distortion 'plumb_bob'"),
         ({"width": 2**31, "height": 2**31}, "expected that of an image"),
         ({"height": 0}, "found size 640 x 0"),
+        ({"roi": (0, 0, 2**31, 2**31)}, "expected that of an image"),
         ({"k": [500, 3, 320, 0, 500, 240, 0, 0, 1]}, "skewed"),
     ],
 )

@@ -97,15 +97,8 @@ class CameraConfig:
     def each(self) -> tuple[Camera, ...]:
         """The cameras; an option with a single value applies to all cameras."""
         count = len(self.topics)
-        lists = (
-            self.orientation,
-            self.processor,
-            self.crop_area,
-            self.width,
-            self.height,
-            self.info,
-            self.rectified,
-        )
+        sizes = self.crop_area, self.width, self.height
+        lists = (self.orientation, self.processor, *sizes, self.info, self.rectified)
         whole = (values * count if len(values) == 1 else values for values in lists)
         return tuple(Camera(*values) for values in zip(self.topics, self.keys, *whole, strict=True))
 

@@ -38,6 +38,7 @@ class DepthCameras:
     def __init__(self, binding: Binding) -> None:
         config, self._binding = binding.config, binding
         self._colour = {index: colour_camera(binding.spec, config, key) for key, index in binding.points.items()}
+        self._placed = {binding.points[key] for _, key in binding.spec.points if key in binding.points}
         used = (*self._colour.values(), *(config.camera.each[index] for index in self._colour))
         self.infos = {one.info: one.rectified for one in used if one is not None and one.info}
         self.transforms, self.clock = TransformBuffer(), Clock()
@@ -83,8 +84,8 @@ class DepthCameras:
             depth = model.register(depth, other, self._at(other.frame_id, frame, stamp, patience))
             model, frame = other, other.frame_id
         points = np.full((*depth.shape, 3), np.nan, np.float32)
-        if model is not None and (base := config.robot.base_frame):
-            points = model.points(depth, self._at(base, frame, stamp, patience))
+        if model is not None and index in self._placed:
+            points = model.points(depth, self._at(config.robot.base_frame, frame, stamp, patience))
         return DecodedPoints(points, stamp, frame), depth
 
     def _model(self, topic: str) -> CameraModel:

@@ -108,9 +108,7 @@ class Observer:
         self._processed: OrderedDict[tuple[int, int], UInt8Array] = OrderedDict()
         self._topics, self.timeouts = config.camera.topics, config.timeouts
         self.depth, taken = DepthCameras(binding), {key for _, key in binding.spec.depth}
-        self._measured = {
-            index for key, index in binding.points.items() if key in taken or config.camera.each[index].info
-        }
+        self._measured = {at for key, at in binding.points.items() if key in taken or config.camera.each[at].info}
 
     @property
     def remembers(self) -> bool:

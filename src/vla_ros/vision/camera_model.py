@@ -74,12 +74,9 @@ class CameraModel:
                 at = self._distort(places)
                 if not (np.abs(error := at - seen) > _EXACT).any():
                     break
-                slopes = [(self._distort(places + step) - at).T / _STEP for step in np.eye(2) * _STEP]
-                (xx, yx), (xy, yy) = slopes
-                turned = np.stack(
-                    (yy * error[:, 0] - xy * error[:, 1], xx * error[:, 1] - yx * error[:, 0]), axis=1
-                )
-                places -= turned / (xx * yy - xy * yx)[:, None]
+                (xx, yx), (xy, yy) = ((self._distort(places + step) - at).T / _STEP for step in np.eye(2) * _STEP)
+                x, y = error.T / (xx * yy - xy * yx)
+                places -= np.stack((yy * x - xy * y, xx * y - yx * x), axis=1)
             places[~(np.abs(self._distort(places) - seen).max(axis=1) < _FOUND)] = np.nan
         return places
 
@@ -123,8 +120,6 @@ def read_camera_info(message: Any, *, rectified: bool = False) -> CameraModel:
     full = np.array(message.p if rectified else message.k, float).reshape(3, -1)
     if not (np.isfinite(full).all() and full[0, 0] > 0 and full[1, 1] > 0):
         raise ConfigError(f"found {'P' if rectified else 'K'} {full.tolist()}: the camera is not calibrated")
-    if not 0 < message.width * message.height <= MAX_PIXELS:
-        raise ConfigError(f"found size {message.width} x {message.height}, expected that of an image")
     if full[0, 1] or (rectified and full[:, 3].any()):
         raise ConfigError(f"found {full.tolist()}: a skewed camera, or the second of a stereo pair, has no depth")
     model, distortion = message.distortion_model, np.array(() if rectified else message.d, float)
@@ -138,6 +133,8 @@ def read_camera_info(message: Any, *, rectified: bool = False) -> CameraModel:
     matrix[:2, 2] -= region.x_offset, region.y_offset
     matrix[:2] /= binning[:, None]
     size = int(height // binning[1]), int(width // binning[0])
+    if not 0 < size[0] * size[1] <= MAX_PIXELS:
+        raise ConfigError(f"found size {width} x {height}, expected that of an image")
     distorted = distortion if distortion.any() else np.zeros(4)
     return CameraModel(message.header.frame_id, size, matrix, distorted, model == "equidistant" and not rectified)
 
