@@ -18,7 +18,8 @@ ROSDEP_KEYS = {
     "cv_bridge", "diagnostic_msgs", "geometry_msgs", "launch", "launch_ros", "launch_testing", "lifecycle_msgs",
     "python3-hypothesis", "python3-numpy", "python3-pil", "python3-prometheus-client", "python3-pytest",
     "python3-pytest-timeout", "python3-yaml", "rcl_interfaces", "rclpy", "ros2bag", "ros2launch",
-    "rosbag2_storage_mcap", "sensor_msgs", "std_msgs", "std_srvs", "trajectory_msgs", "visualization_msgs",
+    "rosbag2_storage_mcap", "sensor_msgs", "std_msgs", "std_srvs", "tf2_msgs", "trajectory_msgs",
+    "visualization_msgs",
 }  # fmt: skip
 """Keys of rosdep/python.yaml, and packages that Humble and Jazzy released; rosdistro of 2026-08-22 (8468e88)."""
 OPTIONAL = {"moveit_msgs", "foxglove_msgs", "ffmpeg_image_transport_msgs", "franka_msgs", "interbotix_xs_msgs"}

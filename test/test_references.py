@@ -25,7 +25,7 @@ OF_OTHERS = {
     "rclpy.action.client.ClientGoalHandle", "rclpy.clock.ROSClock", "RIHS01_", "rcl_serialized_message_t",
     "rcl_subscription_t", "rcutils_allocator_t", "rcutils_uint8_array_t", "rmw_message_info_t",
     "diagnostic_aggregator", "diagnostic_updater", "cv_bridge", "compressed_image_transport",
-    "tf.image.crop_and_resize", "tf.image.convert_image_dtype", "tf.image.resize", "tf.io.encode_jpeg",
+    "tf.image.crop_and_resize", "tf.image.convert_image_dtype",
     "crop_and_resize", "sinf", "mma", "full_image", "PreTrainedPolicy", "save_model", "gamma", "RAY_ADDRESS",
     "cvtColorForDisplay", "frame_num",
     "tuners_utils.check_target_module_exists", "get_pattern_key",

@@ -188,6 +188,8 @@ class Observation:
     previous: PreviousChunk | None = None
     # Key to float32 [H, W, 3]: where each pixel's surface is, metres in ``robot.base_frame``; NaN where unknown.
     points: Mapping[str, Float32Array] = field(default_factory=lambda: _EMPTY)
+    # Key to float32 [H, W]: how far each pixel's surface is along the optical axis, metres; NaN where unknown.
+    depth: Mapping[str, Float32Array] = field(default_factory=lambda: _EMPTY)
 
 
 @dataclass(frozen=True)

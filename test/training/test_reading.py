@@ -5,6 +5,7 @@ import json
 import pickle
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ from vla_ros.contract.spec import DeltaTimestamp, ImageFeature, PolicySpec, Stat
 from vla_ros.errors import VlaRosError
 from vla_ros.policies.base import Policy
 from vla_ros.types import ActionChunk
-from vla_ros.vision.messages import with_stamp
+from vla_ros.vision.decode import decode_compressed
+from vla_ros.vision.messages import encode_image, encode_points, image_stamp, with_stamp
 from vla_ros_lab.training.episodes import EpisodeSamples, ReadOptions
 from vla_ros_lab.training.reading import open_samples
 
@@ -284,6 +286,30 @@ def test_a_frame_that_the_node_would_refuse_is_no_sample(write_bag: Callable[...
     assert len(samples) < 39
     [note] = [note for note in samples.notes if "refuses" in note]
     assert "camera_skew" in note
+
+
+def test_points_are_read_as_the_node_reads_them(write_bag: Callable[..., Path]) -> None:
+    def raw(time: int, topic: str, data: bytes) -> tuple[int, str, bytes]:
+        if topic == FRONT:
+            decoded = decode_compressed(data)
+            data = encode_image(np.ascontiguousarray(decoded.image), decoded.stamp, "camera")
+        elif topic == WRIST:
+            data = encode_points(np.full((8, 8, 3), time % 10**9, np.float32), image_stamp(data), "base_link")
+        return time, topic.removesuffix("/compressed"), data
+
+    kinds = dict.fromkeys(("/camera/image_raw", "/wrist/image_raw"), "sensor_msgs/msg/Image")
+    bag = write_bag([raw(*message) for message in with_events(messages())], more=kinds)
+    policy = Plain(images=(ImageFeature("front"),), points=(("front", "wrist"),))
+    config = configuration(*JOINTS, *JOINT_ACTIONS, "robot.base_frame:=base_link")
+    samples = opened(bag, policy, config)
+    assert len(samples) > 30
+    for row in range(3):
+        points = samples[row].observation.points["wrist"]
+        assert points.shape == (8, 8, 3)
+        assert np.isfinite(points).all()
+    camera = replace(config.camera, info=("", "/camera_info"))
+    with pytest.raises(VlaRosError, match="depth images are neither exported nor read for training"):
+        opened(bag, policy, replace(config, camera=camera))
 
 
 def test_binary_grippers_are_open_or_closed(bag: Path) -> None:

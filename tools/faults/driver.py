@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from tools.faults.channel import SECOND, Channel, Fault, spoil_joints
+from tools.faults.depth_camera import DepthCamera
 from tools.faults.hand import Hand, Tree
 from tools.faults.intruder import Intruder
 from tools.faults.messages import joint_state, read_joints, stamp_of, stamp_of_frame
@@ -84,6 +85,7 @@ class Robot:
         arm: Prefix of the arm's topics; "" for a robot with one arm.
         person: What a person holds: ``leader`` or ``joy``; "" for nobody.
         scene: Publish the obstacles around the robot.
+        depth: Publish depth images, with CameraInfo and transforms.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Robot:
         person: str = "",
         scene: bool = False,
         at: Sequence[float] = HOME,
+        depth: bool = False,
     ) -> None:
         self._graph, self._simulated, self._listens = graph, simulated, listens
         self._node = graph.create_node(f"faulty_robot{arm and '_' + arm}")
@@ -138,6 +141,7 @@ class Robot:
         if person:
             self._person = Person(graph, self._node, person, ARM, random.Random(seed + 3), self._emit)
         self._surroundings = Surroundings(graph, self._node, self._emit) if scene else None
+        self._depth = DepthCamera(graph, self._node) if depth else None
         if simulated:
             self._clock = self._publisher("rosgraph_msgs/msg/Clock", "/clock", "state_publisher")
 
@@ -233,6 +237,8 @@ class Robot:
                 heapq.heappush(self._due, (time.monotonic() + order.get("after", 0.0), next(self._count), asks))
             case {"do": "scene", "kind": kind} if self._surroundings is not None:
                 self._surroundings.become(kind, self._positions[: len(ARM)])
+            case {"do": "depth", "kind": kind} if self._depth is not None:
+                self._depth.become(kind)
             case {"do": "end"}:
                 self._ended = True
             case _:
@@ -310,7 +316,9 @@ class Robot:
 
     def _send_frames(self) -> None:
         for topic in self._cameras:
-            message = with_stamp(next(self._images), self._now() | 1)
+            message = with_stamp(next(self._images), stamp := self._now() | 1)
+            if self._depth is not None:
+                self._depth.send(stamp)
             channel = self._frames if topic == self._cameras[0] else None
             self._send_later(channel.push(message) if channel else [(0.0, message)], topic, "frame")
 
@@ -453,13 +461,14 @@ def main() -> int:
     parser.add_argument("--arm", default="")
     parser.add_argument("--person", choices=("", "leader", "joy"), default="")
     parser.add_argument("--scene", action="store_true", help="publish obstacles")
+    parser.add_argument("--depth", action="store_true", help="publish depth images, CameraInfo and transforms")
     parser.add_argument("--backend", choices=("dds", "rclpy"), default="dds")
     parser.add_argument("--at", type=float, nargs=len(HOME), default=HOME, help="where the joints are at the start")
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the director ends it
     with open_graph(given.backend) as graph:
         size = tuple(given.size)
-        what = given.listens, given.arm, given.person, given.scene, given.at
+        what = given.listens, given.arm, given.person, given.scene, given.at, given.depth
         Robot(graph, given.cameras, size, given.rate, given.simulated, given.seed, *what).run()
     return 0
 

@@ -117,11 +117,13 @@ class WildPolicy(Policy):
     def __init__(self, config: Config, horizon: int = 1, seconds: float = 0.0) -> None:
         self._seconds, self._closed = seconds, np.array(config.gripper.closed_value)
         self._stalled = ""  # the instruction that has stalled it
-        images = tuple(ImageFeature(key, ResizeNaive((64, 64))) for key in config.camera.keys)
+        keys = [one.key for one in config.camera.each if not one.info]
+        images = tuple(ImageFeature(key, ResizeNaive((64, 64))) for key in keys)
+        points = tuple((keys[0], one.key) for one in config.camera.each if one.info)
         parts = parse_components(" + ".join(config.features.action) or "arm.tip_delta + arm.gripper", action=True)
         self._parts = tuple((part, part.size(len(ARM))) for part in parts)
         dimension = sum(size for _, size in self._parts)
-        self.spec = PolicySpec(images, action=parts, dimension=dimension, horizon=horizon)
+        self.spec = PolicySpec(images, action=parts, dimension=dimension, horizon=horizon, points=points)
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
         word, _, amount = observation.instruction.partition(" ")

@@ -12,6 +12,7 @@ from tools.faults.setups import (
     AHEAD,
     APART,
     ARMS,
+    DEPTH,
     FINE,
     LEADS,
     LONG,
@@ -232,7 +233,14 @@ def _scene(name: str, kind: str, reason: str = "scene_stale") -> Row:
     return _switched(f"scene {name}", _HOLDS, (reason,), "scene", *words, **more)
 
 
+def _depth(name: str, kind: str, reason: str, within: float, **more: Any) -> Row:
+    """Return a row in which a depth camera, its CameraInfo or its transforms fail."""
+    words, more = ({"kind": kind}, {"kind": ""}), {"lasts": (0.6, 0.9), "within": within, **DEPTH, **more}
+    return _switched(f"depth {name}", _HOLDS, (reason,), "depth", *words, **more)
+
+
 _RECORDED = {"record.what": "all"}
+_WAITED = 0.1 + _SUPERVISION  # s; for a transform
 
 ROWS: tuple[Row, ...] = (
     _camera("silent", _HOLDS, "drop", 1.0, "camera_stale"),
@@ -262,6 +270,11 @@ ROWS: tuple[Row, ...] = (
         ({"do": "join", "what": "/camera/image_raw"},),
         **_FALLS_SILENT,
     ),
+    _depth("stale", "silent", "camera_stale", _SILENT),
+    _depth("transform missing", "lost", "transform_missing", _WAITED),
+    # A person resets, because nobody else knows which pose is right. SIGCONT is nothing to a process that runs.
+    _depth("transform jumps", "moved", "transform_jumped", _SUPERVISION, node=("SIGCONT", "SIGHUP")),
+    _depth("CameraInfo size", "size", "camera_info_invalid", _SUPERVISION),
     _state("silent", _HOLDS, "drop", 1.0, "joint_state_stale"),
     _state("late 0.15 s", _GOES_ON, "delay", 0.15),
     _state("late 0.6 s", _HOLDS, "delay", 0.6, "joint_state_stale", lasts=(1.0, 1.3)),

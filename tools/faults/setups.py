@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from tools.faults.depth_camera import IMAGE, INFO
 from tools.faults.hand import NAME
 from tools.faults.person import JOY, LEADER
 from tools.faults.surroundings import BROKEN_MESH, SCENE
@@ -75,6 +76,15 @@ WALLED: Mapping[str, Any] = {
     | {"collision.scene": SCENE, "collision.scene_required": "true", "collision.scene_timeout": "0.3"}
     | {"collision.scene_meshes": f"['{BROKEN_MESH}']"},
     "robot_words": ("--scene",),
+}
+DEPTH: Mapping[str, Any] = {
+    "options": {
+        "camera.topics": f"[/camera/image_raw, {IMAGE}]",
+        "camera.keys": "[image, points]",
+        "camera.info": f"['', {INFO}]",
+        "robot.base_frame": "base_link",
+    },
+    "robot_words": ("--depth",),
 }
 _MOUNTS = {"left.mount": "[0.0, 0.2, 0.0, 0.0, 0.0, 0.0]", "right.mount": "[0.0, -0.2, 0.0, 0.0, 0.0, 0.0]"}
 MEETING: Mapping[str, Any] = {**ARMS, "options": {**ARMS["options"], **_CHECKED, **_MOUNTS}}

@@ -35,6 +35,8 @@ def _of_cameras(config: Config) -> Iterator[str]:
     camera = config.camera
     if not camera.topics:
         yield "camera.topics: found an empty list, expected at least one image topic"
+    if any(camera.info) and config.node.clock == "inputs":
+        yield "camera.info: set, but with node.clock inputs there is no time to wait for transforms; send points"
     if len(camera.keys) != len(camera.topics):
         found = f"{len(camera.keys)} keys for {len(camera.topics)} camera.topics"
         yield f"camera.keys: found {found}, expected one key per topic"

@@ -48,6 +48,8 @@ class Camera:
     crop_area: float
     width: int
     height: int
+    info: str
+    rectified: bool
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,22 @@ class CameraConfig:
     )
     width: tuple[int, ...] = _pixels(640, "width")
     height: tuple[int, ...] = _pixels(480, "height")
+    info: tuple[str, ...] = option(
+        ("",),
+        "Topic of sensor_msgs/CameraInfo: of a depth camera, to compute points; of a colour camera, to register "
+        "another one's depth to it",
+        per_camera=True,
+    )
+    rectified: tuple[bool, ...] = option(
+        (False,), "The images are rectified: CameraInfo's P describes them, not K and D", per_camera=True
+    )
 
     @property
     def each(self) -> tuple[Camera, ...]:
         """The cameras; an option with a single value applies to all cameras."""
         count = len(self.topics)
-        lists = (self.orientation, self.processor, self.crop_area, self.width, self.height)
+        sizes = self.crop_area, self.width, self.height
+        lists = (self.orientation, self.processor, *sizes, self.info, self.rectified)
         whole = (values * count if len(values) == 1 else values for values in lists)
         return tuple(Camera(*values) for values in zip(self.topics, self.keys, *whole, strict=True))
 

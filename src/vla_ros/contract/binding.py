@@ -8,7 +8,7 @@ import numpy as np
 
 from vla_ros.config import ArmConfig, Config, ControlConfig
 from vla_ros.config.control import ENVIRONMENT
-from vla_ros.config.sections import STATE_TOPIC_TYPES
+from vla_ros.config.sections import STATE_TOPIC_TYPES, Camera
 from vla_ros.contract.components import MOTIONS, UNUSED, Component
 from vla_ros.contract.features import complete_spec, join_states
 from vla_ros.contract.fingers import check_fingers
@@ -63,7 +63,7 @@ class Binding:
     # Rows of :meth:`table`: feature, component, size, source or target.
     rows: tuple[tuple[str, str, str, str], ...]
     config: Config  # the options, with the rate that the policy or the preset states
-    points: Mapping[str, int] = field(default_factory=dict)  # key of points to index in ``camera.topics``
+    points: Mapping[str, int] = field(default_factory=dict)  # key of points or depth to index in ``camera.topics``
 
     @property
     def lead(self) -> int:
@@ -72,12 +72,12 @@ class Binding:
 
     @property
     def camera_topics(self) -> tuple[str, ...]:
-        """Topics of the cameras that are used, also for points."""
+        """Topics of the cameras that are used, also for points and depth."""
         return tuple(self.config.camera.topics[index] for index in sorted(self.used))
 
     @property
     def used(self) -> tuple[int, ...]:
-        """Indices in ``camera.topics`` of images and points that are used."""
+        """Indices in ``camera.topics`` of images, points and depth that are used."""
         return (*self.cameras.values(), *self.points.values())
 
     def table(self) -> str:
@@ -136,7 +136,7 @@ def _bind(spec: PolicySpec, config: Config, arms: Mapping[str, Arm]) -> Binding:
     chunk = [("action", "chunk", str(spec.horizon), "actions in a chunk")] if spec.horizon > 1 else []
     actions = _action_rows(columns, arms, config)
     frames = [("frames", "as trained", "", config.features.frames)] if config.features.frames else []
-    images = (*_image_rows(spec, config, cameras), *_points_rows(config, points))
+    images = (*_image_rows(spec, config, cameras), *_points_rows(spec, config, points))
     images += (*_unused_rows(config, {**cameras, **points}),)
     rows = (*images, *_state_rows(states), *chunk, *actions, *frames)
     return Binding(spec, cameras, states, columns, rows, config, points)
@@ -188,19 +188,25 @@ def _cameras(spec: PolicySpec, config: Config) -> dict[str, int]:
 
 
 def _points(spec: PolicySpec, config: Config) -> dict[str, int]:
-    keys = config.camera.keys
-    for image, key in spec.points:
+    keys, each = config.camera.keys, config.camera.each
+    for image, key in (*spec.points, *spec.depth):
+        what, encoding = ("depth", "16UC1 or 32FC1") if (image, key) in spec.depth else ("points", "32FC3")
         if key not in keys:
+            more = ", metres in robot.base_frame, or of a depth image with camera.info" if what == "points" else ""
             raise ConfigError(
-                f"camera.keys: the policy needs the points '{key}' of '{image}', but the cameras provide "
-                f"{', '.join(keys)}; add the topic of a sensor_msgs/Image with the encoding 32FC3, metres in "
-                "robot.base_frame, to camera.topics, and this key to camera.keys"
+                f"camera.keys: the policy needs the {what} '{key}' of '{image}', but the cameras provide "
+                f"{', '.join(keys)}; add the topic of a sensor_msgs/Image with the encoding {encoding}{more}, to "
+                "camera.topics, and this key to camera.keys"
             )
-        if config.camera.transport != "raw":
+        if what == "points" and not each[keys.index(key)].info and config.camera.transport != "raw":
             raise ConfigError(f"camera.transport: found {config.camera.transport}, but the points '{key}' are raw")
-        if not config.robot.base_frame:
+        if what == "points" and not config.robot.base_frame:
             raise ConfigError(f"robot.base_frame: not set, but the points '{key}' have to be in it")
-    return {key: keys.index(key) for _, key in spec.points}
+        shown = camera_of(spec, config, image)
+        if shown and (shown.processor != "policy" or shown.crop_area):
+            found = f"camera.processor and camera.crop_area: set for '{shown.key}'"
+            raise ConfigError(f"{found}, but the {what} '{key}' fit what the policy does with it; leave them out")
+    return {key: keys.index(key) for _, key in (*spec.points, *spec.depth)}
 
 
 def _check_action(spec: PolicySpec, arms: Mapping[str, Arm], control: ControlConfig) -> None:
@@ -258,9 +264,25 @@ def _image_rows(spec: PolicySpec, config: Config, cameras: Mapping[str, int]) ->
         yield image.key, "image", _size(image), f"{camera.topic}{turned}{_times(image.delta_timestamps)}"
 
 
-def _points_rows(config: Config, points: Mapping[str, int]) -> _Rows:
-    for key, index in points.items():
-        yield key, f"points[m] in {config.robot.base_frame}", "", config.camera.topics[index]
+def _points_rows(spec: PolicySpec, config: Config, points: Mapping[str, int]) -> _Rows:
+    for image, key in (*spec.points, *spec.depth):
+        camera, colour = config.camera.each[points[key]], colour_camera(spec, config, key)
+        source = [camera.topic, *filter(None, [camera.info]), *([f"onto {colour.topic}"] if colour else [])]
+        what = "depth[m]" if (image, key) in spec.depth else f"points[m] in {config.robot.base_frame}"
+        yield key, what, "", ", ".join(source)
+
+
+def camera_of(spec: PolicySpec, config: Config, image: str) -> Camera | None:
+    """Return the camera of an image of the policy, or None if it has none."""
+    source = next(one.source for one in spec.images if one.key == image)
+    return next((one for one in config.camera.each if one.key == source), None)
+
+
+def colour_camera(spec: PolicySpec, config: Config, key: str) -> Camera | None:
+    """Return the camera to which the points or depth ``key`` are registered, or None if they are aligned to it."""
+    colour = camera_of(spec, config, {key: image for image, key in (*spec.points, *spec.depth)}[key])
+    own = config.camera.each[config.camera.keys.index(key)].info
+    return colour if colour and own and colour.info not in ("", own) else None
 
 
 def _unused_rows(config: Config, cameras: Mapping[str, int]) -> _Rows:

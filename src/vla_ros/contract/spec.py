@@ -86,6 +86,8 @@ class PolicySpec:
     view: str = ""  # SHA-256 of the viewpoint adapter's file that is part of the weights; empty without one
     # (key of an image, key of its points): where each pixel's surface is (``Observation.points``)
     points: tuple[tuple[str, str], ...] = ()
+    # (key of an image, key of its depth image): how far each pixel's surface is (``Observation.depth``)
+    depth: tuple[tuple[str, str], ...] = ()
 
     @property
     def image_keys(self) -> tuple[str, ...]:

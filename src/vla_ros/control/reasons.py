@@ -57,6 +57,9 @@ class Reason(str, Enum):
     CAMERA_FROZEN = "camera_frozen", Level.HOLD, "timeouts.frozen_frames consecutive frames have the same pixels"
     CAMERA_CONTESTED = "camera_contested", Level.HOLD, "two sources alternate on a camera topic"
     CAMERA_SKEW = "camera_skew", Level.HOLD, "the cameras' images are further apart than timeouts.camera_skew"
+    CAMERA_INFO_INVALID = "camera_info_invalid", Level.HOLD, "a CameraInfo or points do not fit the images"
+    TRANSFORM_MISSING = "transform_missing", Level.HOLD, "no transform of a depth camera at its image's stamp"
+    TRANSFORM_JUMPED = "transform_jumped", Level.HOLD, "a static transform of a depth camera has changed"
     FRAME_OLD = "frame_old", Level.HOLD, "a frame is older than timeouts.frame_age"
     FRAME_FROM_FUTURE = "frame_from_future", Level.HOLD, "a frame's stamp is ahead of the ROS clock"
     JOINT_STATE_STALE = "joint_state_stale", Level.HOLD, "no new joint state for timeouts.joint_state"
@@ -140,7 +143,10 @@ OF_POLICY = frozenset(
     for reason in Reason
     if reason.level is Level.HOLD
     and reason.value.startswith(
-        ("no_instruction", "input_", "camera_", "frame_", "inference_", "server_", "action_", "options_")
+        (
+            *("no_instruction", "input_", "camera_", "transform_", "frame_"),
+            *("inference_", "server_", "action_", "options_"),
+        )
     )
 )
 """Reasons that hold the policy, and nobody else."""

@@ -14,12 +14,14 @@ from vla_ros.contract.state import Measured, StateError, StateReader
 from vla_ros.control.inputs import Snapshot
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ConfigError, ImageError
-from vla_ros.types import FloatArray, Observation, RawImage, UInt8Array
+from vla_ros.node.depth import PATIENCE, DepthCameras
+from vla_ros.types import Float32Array, FloatArray, Observation, RawImage, UInt8Array
 from vla_ros.vision.decode import DecodedPoints, decode_points
 from vla_ros.vision.messages import CdrBytes
 from vla_ros.vision.preprocess import TURNS, LazyImages, Preprocessor, process
 
 _PROCESSED, _BYTES = 32, 32 << 20  # limits of the past images kept after processing: number and size
+_NONE = np.zeros((1, 1), np.float32)
 _SPARE = 0.25  # s kept beyond the oldest delta timestamp: frames arrive during preparation, and some arrive late
 
 
@@ -84,7 +86,7 @@ class History:
 class Observer:
     """Builds observations according to a binding. One thread uses it; any thread may call :meth:`remember`.
 
-    Assign ``timeouts`` to change the allowed ages.
+    Assign ``timeouts`` to change the allowed ages; ``depth`` takes the messages that depth images need.
     """
 
     def __init__(self, binding: Binding) -> None:
@@ -105,6 +107,8 @@ class Observer:
         self._history = History(spans)
         self._processed: OrderedDict[tuple[int, int], UInt8Array] = OrderedDict()
         self._topics, self.timeouts = config.camera.topics, config.timeouts
+        self.depth, taken = DepthCameras(binding), {key for _, key in binding.spec.depth}
+        self._measured = {at for key, at in binding.points.items() if key in taken or config.camera.each[at].info}
 
     @property
     def remembers(self) -> bool:
@@ -144,8 +148,10 @@ class Observer:
         if not raw:
             raise Refused(Reason.INPUT_MISSING, f"no frame yet on any of {', '.join(self._topics)}")
         stamp = next(iter(raw.values())).stamp
-        points = {key: self._points(index, frames[index]) for key, index in self._binding.points.items()}
-        stamps = [*(image.stamp for image in raw.values()), *(one.stamp for one in points.values())]
+        spec, bound = self._binding.spec, self._binding.points
+        shown = {key: raw.get(image) for image, key in (*spec.points, *spec.depth)}
+        points = {key: self._points(index, frames, shown[key]) for key, index in bound.items()}
+        stamps = [*(image.stamp for image in raw.values()), *(one.stamp for one, _ in points.values())]
         skew = (max(stamps) - min(stamps)) / 1e9
         if 0 < self.timeouts.camera_skew < skew:
             raise Refused(Reason.CAMERA_SKEW, f"images {skew:.3g} s apart, allowed {self.timeouts.camera_skew:g} s")
@@ -165,22 +171,36 @@ class Observer:
         states = dict[str, FloatArray]()
         for one in self._binding.states:
             states |= one.feature.split(self._state(one, now))
-        placed = {key: one.points for key, one in points.items()}
-        return Observation(LazyImages(makers), inputs.instruction, stamp, states, single, points=placed)
+        placed = {key: points[key][0].points for _, key in spec.points if key in points}
+        depth = {key: points[key][1] for _, key in spec.depth if key in points}
+        images = LazyImages(makers)
+        return Observation(images, inputs.instruction, stamp, states, single, points=placed, depth=depth)
 
-    def _points(self, index: int, data: CdrBytes | None) -> DecodedPoints:
-        """Return a frame's points, oriented as its camera's images."""
+    def _points(
+        self, index: int, frames: Sequence[CdrBytes | None], image: RawImage | None
+    ) -> tuple[DecodedPoints, Float32Array]:
+        """Return the points and depth of ``image``, oriented as their camera's images; 32FC3 has no depth."""
+        data = frames[index]
         topic, frame = self._topics[index], self._binding.config.robot.base_frame
         if data is None:
             raise Refused(Reason.INPUT_MISSING, f"no frame yet on {topic}")
         try:
-            found = decode_points(data)
+            if index in self._measured:
+                patience = self.timeouts.camera_skew or PATIENCE
+                found, depth = self.depth.decode(index, data, patience)
+            else:
+                found, depth = decode_points(data), _NONE
         except ImageError as error:
             raise ImageError(f"{topic}: {error}") from None
-        if found.frame_id != frame:
+        if index not in self._measured and found.frame_id != frame:
             raise ImageError(f"{topic}: found points in {found.frame_id!r}, expected {frame!r}, robot.base_frame")
+        rows, columns, _ = found.points.shape
+        height, width, _ = found.points.shape if image is None else image.pixels.shape
+        if rows * width != columns * height:
+            text = f"{topic}: found {columns}x{rows} points of an image of {width}x{height}: not aligned"
+            raise Refused(Reason.CAMERA_INFO_INVALID, f"{text}; set camera.info for both cameras")
         turn = TURNS[self._binding.config.camera.each[index].orientation]
-        return found._replace(points=turn(found.points))
+        return found._replace(points=turn(found.points)), turn(depth)
 
     def _stack(self, index: int, past: Sequence[Past]) -> UInt8Array:
         """Return the images [T, H, W, 3]; images processed for an earlier step are reused."""

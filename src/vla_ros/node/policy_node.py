@@ -32,6 +32,7 @@ from vla_ros.graph.node import Backend, Node, printable_logger, say
 from vla_ros.graph.wiring import Wiring
 from vla_ros.middleware.checks import middleware_watch
 from vla_ros.node.control_loop import ControlLoop
+from vla_ros.node.depth import join_depth
 from vla_ros.node.guard_client import GuardClient, start_guard
 from vla_ros.node.lockstep import LockstepWiring
 from vla_ros.node.pipeline import ActionPipeline, build_pipeline
@@ -49,7 +50,6 @@ from vla_ros.vision.messages import IMAGE_TYPES
 
 SUPERVISION_PERIOD = 0.02
 """Seconds between checks of the watchdog: a stale input is detected at most this late."""
-
 
 _LAST_HOLD = 2.0  # s; longest wait for a joint state to hold the arm at the end
 
@@ -219,6 +219,7 @@ class PolicyNode:
         self.inputs.new_epoch()
         if self._pipeline is not None:
             self._pipeline.controller.reset()
+            self._pipeline.observer.depth.transforms.accept()
         if self._gate is not None:
             self._gate.forget_holds()
         if self.safety.reset():
@@ -266,11 +267,9 @@ class PolicyNode:
 
     def _join(self, pipeline: ActionPipeline, source: ActionSource) -> None:
         middleware = middleware_watch(self._graph.backend)
-        gone = middleware()
-        if gone:  # iceoryx would abort the process at the first publisher
+        if gone := middleware():  # iceoryx would abort the process at the first publisher
             raise VlaRosError(gone)
         config, topics, wiring = self.config, self.config.topics, self._wiring
-        joints = "sensor_msgs/msg/JointState"
         known = (self.safety, self.stats, self.inputs, self._guard.report if self._guard else dict)
         self._telemetry = Telemetry(wiring, self._options, pipeline.binding.spec, pipeline.controller, *known)
         self._watchdog = Watchdog(
@@ -295,15 +294,14 @@ class PolicyNode:
         outputs = Outputs(self._context, wiring, self._guard and self._guard.open(self._context, wiring))
         self._telemetry.sent = lambda: outputs.sent
         self._states = states = StateReceiver(self._context, pipeline.controller)
-        cameras = pipeline.binding.used
-        receiver = FrameReceiver(self._context, self._mailboxes, pipeline.observer, cameras, source.page_locked)
+        observer, used = pipeline.observer, pipeline.binding.used
+        receiver = FrameReceiver(self._context, self._mailboxes, observer, used, source.page_locked)
+        join_depth(self._context, wiring, observer.depth)
         self._cameras = receiver.sources
         self._watch = GraphWatch(self._node, outputs.gids, topics.command_shared_with, self._competing, middleware)
         wiring.on_close(self._watch.close)
-        inputs = [
-            wiring.subscribe_from(joints, topic, partial(states.joints, topic), "joint_states")
-            for topic in states.topics
-        ]
+        kind, hear = "sensor_msgs/msg/JointState", states.joints
+        inputs = [wiring.subscribe_from(kind, one, partial(hear, one), "joint_states") for one in states.topics]
 
         def poll() -> None:
             for each in inputs:

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 from vla_ros.config.record import RecordConfig
-from vla_ros.record.topics import Recorded
+from vla_ros.record.topics import TRANSFORMS, Recorded
 
 
 class Mark(Enum):
@@ -25,7 +25,7 @@ class Selection:
     def __init__(self, options: RecordConfig, latched: Collection[str]) -> None:
         self._options, self._latched = options, latched
         self._limit = options.memory << 20
-        self._last: dict[str, Recorded] = {}
+        self._last: dict[tuple[str, bytes], Recorded] = {}  # by topic, and where all are part of the state, content
         self._past: deque[Recorded] = deque()  # with ``last``, while nothing is recorded
         self._chosen: list[Recorded | Mark] = []
         self._bytes = 0  # of messages that are kept
@@ -38,7 +38,8 @@ class Selection:
         """Keep a message if it is recorded, now or perhaps later."""
         latched, size = message.topic in self._latched, len(message.data)
         if latched:
-            self._last[message.topic] = message
+            each = bytes(message.data) if message.topic.endswith(TRANSFORMS[1]) else b""
+            self._last[message.topic, each] = message
         if self.is_open and (latched or self._passes):
             if self._bytes + size > self._limit:
                 self.dropped[message.topic] += 1

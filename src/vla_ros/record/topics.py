@@ -12,6 +12,10 @@ from vla_ros.vision.messages import IMAGE_TYPES
 EVENT_QOS, LATCHED = "event", ("instruction", "event")
 """Profiles of ``~/event``, and of topics whose last message is part of the state."""
 
+CAMERA_INFO, TRANSFORM = "sensor_msgs/msg/CameraInfo", "tf2_msgs/msg/TFMessage"
+TRANSFORMS = ("/tf", "/tf_static")
+"""Topics of transforms; of the second, all messages are part of the state, because each has other frames."""
+
 _JOINTS, _ARRAY, _TEXT = "sensor_msgs/msg/JointState", "std_msgs/msg/Float64MultiArray", "std_msgs/msg/String"
 _INPUTS = {"twist": "Twist", "twist_stamped": "TwistStamped", "pose": "PoseStamped"}
 
@@ -42,6 +46,7 @@ def recorded_topics(config: Config, resolve: Callable[[str], str]) -> list[Topic
     """Return the topics that a node reads and publishes; ``resolve`` returns the full name of one."""
     takeover = config.takeover
     named = [(topic, IMAGE_TYPES[config.camera.transport]) for topic in config.camera.topics]
+    named += [(topic, CAMERA_INFO) for topic in config.camera.info if topic]
     named += [(arm.joint_states, _JOINTS) for arm in config.arms]
     named += [
         (each.topic, f"{STATE_TOPIC_TYPES[each.type]}/msg/{each.type}") for each in config.robot.parsed_state_topics
@@ -64,4 +69,6 @@ def recorded_topics(config: Config, resolve: Callable[[str], str]) -> list[Topic
         Topic(resolve(topic), _TEXT, "instruction") for topic in (node_topics.INSTRUCTION, node_topics.STATUS)
     ]
     found.append(Topic(resolve(node_topics.EVENT), _TEXT, EVENT_QOS))
+    if any(config.camera.info):
+        found += [Topic(resolve(TRANSFORMS[0]), TRANSFORM), Topic(resolve(TRANSFORMS[1]), TRANSFORM, EVENT_QOS)]
     return list({topic.name: topic for topic in found}.values())

@@ -134,7 +134,7 @@ def decode_image(cdr: CdrBytes) -> DecodedImage:
     """
     header, data, stamp = read_image(cdr)
     height, width = header.height, header.width
-    _check_size(IMAGE, height, width)
+    check_size(IMAGE, height, width)
     if header.encoding == "rgb8" and header.step == 3 * width and len(data) == 3 * width * height:  # most cameras
         return DecodedImage(np.frombuffer(data, np.uint8).reshape(height, width, 3), stamp)
     if header.encoding in _SEMI_PLANAR:
@@ -150,7 +150,7 @@ def decode_image(cdr: CdrBytes) -> DecodedImage:
         raise ImageError(
             f"{IMAGE}: found width {header.width} with {header.encoding}, expected a multiple of {layout.multiple}"
         )
-    rows = _rows(header, data, layout.pixel_bytes)
+    rows = pixel_rows(header, data, layout.pixel_bytes)
     if layout.value_bytes == 2:
         _warn_of_few_bits(rows, header)
     image = to_rgb(rows, layout, big_endian=header.is_bigendian)
@@ -171,10 +171,10 @@ def decode_points(cdr: CdrBytes) -> DecodedPoints:
     Raises ImageError if it has another encoding, or is damaged.
     """
     header, data, stamp = read_image(cdr)
-    _check_size(IMAGE, header.height, header.width)
+    check_size(IMAGE, header.height, header.width)
     if header.encoding != POINTS:
         raise ImageError(f"{IMAGE}: found encoding {shown(header.encoding)}, expected {POINTS}: points in metres")
-    rows = np.ascontiguousarray(_rows(header, data, 12)).view(">f4" if header.is_bigendian else "<f4")
+    rows = np.ascontiguousarray(pixel_rows(header, data, 12)).view(">f4" if header.is_bigendian else "<f4")
     points = rows.reshape(header.height, header.width, 3).astype(np.float32)
     points[~np.isfinite(points).all(axis=2)] = np.nan
     return DecodedPoints(points, stamp, header.frame_id)
@@ -236,7 +236,7 @@ def _is_video(start: bytes, image_format: str) -> bool:
     return start.startswith((b"\0\0\0\1", b"\0\0\1")) or any(one in image_format.lower() for one in _VIDEO)
 
 
-def _check_size(message: str, height: int, width: int) -> None:
+def check_size(message: str, height: int, width: int) -> None:
     if height == 0 or width == 0:
         raise ImageError(
             f"{message}: found size {width} x {height}, expected an image with pixels; check the camera driver"
@@ -248,7 +248,7 @@ def _check_size(message: str, height: int, width: int) -> None:
         )
 
 
-def _rows(header: ImageHeader, data: memoryview, pixel_bytes: int) -> UInt8Array:
+def pixel_rows(header: ImageHeader, data: memoryview, pixel_bytes: int) -> UInt8Array:
     """Return a view of the pixel bytes without the padding of rows, [height, width * pixel_bytes]."""
     height, width = header.height, header.width
     row = width * pixel_bytes
@@ -328,7 +328,7 @@ def _decode_jpeg(data: memoryview) -> UInt8Array:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
     except Exception as error:  # whatever the decoder raises, the image is damaged
         raise _damaged("JPEG", data, error) from error
-    _check_size(f"{COMPRESSED_IMAGE} (JPEG)", height, width)
+    check_size(f"{COMPRESSED_IMAGE} (JPEG)", height, width)
     if colorspace in ("CMYK", "YCCK"):
         raise ImageError(f"{COMPRESSED_IMAGE}: found a JPEG in {colorspace}, expected YCbCr or greyscale")
     file = bytes(data)
@@ -344,7 +344,7 @@ def _decode_png(data: memoryview) -> UInt8Array:
     if len(data) < 33 or bytes(data[12:16]) != b"IHDR":
         raise _damaged("PNG", data, ValueError("IHDR chunk missing or misplaced"))
     width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
-    _check_size(f"{COMPRESSED_IMAGE} (PNG)", height, width)
+    check_size(f"{COMPRESSED_IMAGE} (PNG)", height, width)
     if data[24] > 8:
         raise ImageError(
             f"{COMPRESSED_IMAGE}: found a PNG with {data[24]} bits a channel, expected 8; subscribe to a colour"

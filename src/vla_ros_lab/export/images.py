@@ -141,8 +141,11 @@ def read_cameras(
 ) -> tuple[list[RecordedCamera], int]:
     """Return the cameras of a bag, and how many of their images have no stamp and are left out for that.
 
-    Raises ExportError if a camera has no images or no times.
+    Raises ExportError if a camera has no images or no times, or measures depth.
     """
+    if any(camera.info):
+        what = "camera.info: depth images are neither exported nor read for training"
+        raise ExportError(f"{what}; set camera.topics, camera.keys and camera.info to the colour cameras' alone")
     preprocessor = Preprocessor(camera, PolicySpec(images=tuple(ImageFeature(key) for key in camera.keys)))
     frames = {topic: (array("q"), array("q")) for topic in topics}
     for record in bag.records(topics):

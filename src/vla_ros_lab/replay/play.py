@@ -30,7 +30,7 @@ from vla_ros_lab.replay import samples as samples_of
 from vla_ros_lab.replay import series, truth
 from vla_ros_lab.replay.bag import Bag
 from vla_ros_lab.replay.live import LiveRun
-from vla_ros_lab.replay.prepare import step_seconds
+from vla_ros_lab.replay.prepare import read_transforms, step_seconds
 from vla_ros_lab.replay.samples import Samples
 from vla_ros_lab.replay.stops import Stops
 from vla_ros_lab.replay.storage import BagError, at_one_time
@@ -84,6 +84,7 @@ class Player:
         self._resume, self._partial, self._progress = resume, partial, progress
         needed, timeout = pipeline.controller.joint_names, config.timeouts.joint_state
         self._recording = series.read_recording(bag, selection, needed, timeout)
+        read_transforms(bag, pipeline.observer)
         joints = self._recording.joints
         if joints is not None and len(joints.main.times) > 2 and joints.main.times[0] == joints.main.times[-1]:
             problem = at_one_time(f"{len(joints.main.times)} joint states", int(joints.main.times[0]))

@@ -2,14 +2,21 @@
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from vla_ros.config import Config
 from vla_ros.contract.spec import PolicySpec
+from vla_ros.control.clock import SimulatedClock
 from vla_ros.errors import ConfigError, ImageError, VlaRosError
+from vla_ros.graph.messages import message_types
+from vla_ros.kinematics.transforms import TransformBuffer
+from vla_ros.node.observer import Observer
 from vla_ros.node.pipeline import ActionPipeline, build_pipeline
+from vla_ros.record.topics import TRANSFORMS
 from vla_ros.types import IntArray
 from vla_ros.vision.messages import image_stamp
 from vla_ros_lab.replay.bag import Bag
@@ -39,6 +46,16 @@ def build_pipeline_for(config: Config, spec: PolicySpec) -> tuple[ActionPipeline
             pipeline = build_pipeline(dataclasses.replace(config, control=control), spec)
             return pipeline, "robot.urdf is not set: actions are compared, but no joint commands are made"
         raise
+
+
+def read_transforms(bag: Bag, observer: Observer) -> None:
+    """Pass an observer of depth images the CameraInfo and all transforms of a bag, so that it never waits."""
+    depth, store = observer.depth, message_types()
+    depth.transforms, depth.clock = TransformBuffer(math.inf), SimulatedClock()
+    for record in bag.records(bag.topics.keys() & {*depth.infos, *TRANSFORMS}) if depth.infos else ():
+        read = partial(store.deserialize, cls=store.message(bag.topics[record.topic]))
+        with contextlib.suppress(VlaRosError):  # what is damaged is missing, which the observer says
+            depth.hear(record.topic, record.data, read)
 
 
 class RecordedFrame(NamedTuple):

@@ -23,7 +23,7 @@ from vla_ros.policies.base import Policy
 from vla_ros.types import FloatArray, IntArray, UInt8Array
 from vla_ros_lab.replay import metrics, series, skill
 from vla_ros_lab.replay.figures import Comparer
-from vla_ros_lab.replay.prepare import RecordedFrame, build_pipeline_for, read_again
+from vla_ros_lab.replay.prepare import RecordedFrame, build_pipeline_for, read_again, read_transforms
 from vla_ros_lab.replay.result import Result
 from vla_ros_lab.replay.samples import Samples
 from vla_ros_lab.replay.verdict import GOOD_COSINE, GOOD_SKILL, Verdict
@@ -207,6 +207,7 @@ def _actions(
             camera = dataclasses.replace(frame.config.camera, **change.camera)
             changed = dataclasses.replace(frame.config, camera=camera)
             observers[id(frame.config)] = build_pipeline_for(changed, policy.spec)[0].observer
+            read_transforms(frame.bag, observers[id(frame.config)])
         observation = observers[id(frame.config)].observe(frame.images, inputs)
         if change.pixels is not None:
             images = {key: change.pixels(image) for key, image in observation.images.items()}
