@@ -19,12 +19,17 @@ ROWS = "evaluation.json"
 
 
 def run_demo(*words: str, **environment: str) -> dict[str, Any]:
-    """Run ``vla-ros demo`` with these options and one thread, and return its figures.
+    """Run ``vla-ros demo``; see :func:`run_command`."""
+    return run_command("demo", *words, **environment)
+
+
+def run_command(*words: str, **environment: str) -> dict[str, Any]:
+    """Run a ``vla-ros`` command with these words and one thread, and return its figures.
 
     Raises:
         VlaRosError: It failed; the text is the end of its output.
     """
-    command = [sys.executable, "-m", "vla_ros.cli", "demo", *words, "--json", "-"]
+    command = [sys.executable, "-m", "vla_ros.cli", *words, "--json", "-"]
     variables = {"OMP_NUM_THREADS": "1", **os.environ, **environment}
     done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
     if done.returncode:
