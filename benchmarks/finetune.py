@@ -72,6 +72,7 @@ CASES = {
     "smolvla_expert_b64": Case("smolvla", "full", 64, 12),
     "smolvla_full_b16": Case("smolvla", "full", 16, 12, train="."),
     "openvla_lora_b16": Case("openvla", "lora", 16, 0),
+    "pi05_lora_b8": Case("pi05", "lora", 8, 0),
     "pi05_full_b8": Case("pi05", "full", 8, 0),
 }
 
@@ -242,18 +243,22 @@ def main() -> int:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, to try the script")
     parser.add_argument("--no-limit", action="store_true", help="do not limit the allocator")
+    parser.add_argument("--no-recompute", action="store_true", help="keep all activations")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     if len(arguments.cases) == 1:
         device = torch.device(arguments.device)
-        found = measure(arguments.cases[0], device, arguments.tiny, not arguments.no_limit, arguments.workers)
+        name = arguments.cases[0]
+        CASES[name] = replace(CASES[name], recompute=not arguments.no_recompute)
+        found = measure(name, device, arguments.tiny, not arguments.no_limit, arguments.workers)
         print(json.dumps(found))
         return 0
     results = []
     for name in arguments.cases or CASES:
         options = [name, "--device", arguments.device, "--workers", str(arguments.workers)]
         options += ["--tiny"] * arguments.tiny + ["--no-limit"] * arguments.no_limit
+        options += ["--no-recompute"] * arguments.no_recompute
         command = [sys.executable, "-m", "benchmarks.finetune", *options]
         try:
             ended = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)

@@ -146,7 +146,8 @@ def lerobot_batch(golden, found):
 
 def openpi_batch(golden, found):
     keys = [key for key in golden if key.startswith("image_") and not key.startswith("image_mask")]
-    images = np.stack([np.kron(golden[key], np.ones((1, 4, 4, 1), np.uint8)) for key in keys], axis=1)
+    size = 224 // golden[keys[0]].shape[1]
+    images = np.stack([np.kron(golden[key], np.ones((1, size, size, 1), np.uint8)) for key in keys], axis=1)
     actions = golden.tensor("actions_normalized")
     return FlowBatch(
         torch.from_numpy(images),
@@ -375,6 +376,67 @@ def test_openpi_lora(tmp_path):
     batch = openpi_batch(golden, again)
     compare(golden, lambda: again.trainee(batch).total, parameters)
     check_steps(golden, lambda: again.trainee(batch).total, parameters, golden["step_lr"])
+
+
+def jax_adapter(adapted, heads):
+    """Each layer's A and B as a function of openpi's JAX arrays, in which every query head has its own.
+
+    q: an A of each head, and a B of its rows only; o: one A, and a B of each head, which all add up.
+    """
+    found = {}
+    for layer, stored in adapted.layers.items():
+        expert = "_1" if "gemma_expert" in stored else ""
+        index, part = int(re.search(r"layers\.(\d+)", stored)[1]), stored.rpartition(".")[2].partition("_")[0]
+        key = {"q": "attn/q_einsum", "k": "attn/kv_einsum", "v": "attn/kv_einsum", "o": "attn/attn_vec_einsum"}
+        key = "PaliGemma/llm/layers/" + key.get(part, "mlp")
+        names = {"gate": "gating_einsum_lora_", "up": "gating_einsum_lora_", "down": "linear_lora_"}
+        key += f"{expert}/{names.get(part, 'lora_')}"
+
+        def factors(arrays, key=key, index=index, part=part):
+            a, b = (arrays[f"{key}{one}"][index] for one in "ab")
+            if part == "q":
+                return a.transpose(1, 2).flatten(0, 1), torch.block_diag(*b.transpose(1, 2))
+            if part == "o":
+                return a.permute(2, 0, 1).flatten(1), b.sum(0).T
+            if part != "down":
+                a, b = (one[{"v": 1, "up": 1}.get(part, 0)] for one in (a, b))
+            a, b = (one[0] if part in "kv" else one for one in (a, b))
+            return a.T, b.T
+
+        found[layer] = factors
+    return found
+
+
+@pytest.mark.parametrize("name", ["pi0_openpi_lora", "pi0_openpi_lora_twin"])
+def test_openpi_lora_in_jax(tmp_path, name):
+    """What openpi's JAX code trains with LoRA, with adapters of its form in this package's network."""
+    golden = Golden(name)
+    write_layout(tmp_path / "openpi", "pi0", "openpi")
+    options = (f"policy.tokenizer:={DATA}/pi/tokenizer.model", "policy.robot:=aloha")
+    found, heads = trainable(tmp_path / "openpi", *options), 8
+    own = recipe_of("pi0", "openpi")
+    ranks = {r".*gemma_expert.*q_proj": 6 * heads, r".*q_proj": 4 * heads, r".*gemma_expert": 6}
+    lora = replace(own.lora, rank=4, alpha=4, ranks=dict(reversed(ranks.items())))
+    adapted = adapt(found, replace(own, lora=lora), AdapterOptions("lora", rank=4, alpha=4), "cpu")
+    named = dict(found.trainee.named_parameters())
+    parameters = {stored: named[layer] for layer, stored in adapted.whole.items()}
+    assert parameters.keys() == {one for one in golden["grad_names"].tolist() if "lora" not in one}
+    arrays = {
+        one.removeprefix("init."): torch.nn.Parameter(golden.tensor(one)) for one in golden if one[:5] == "init."
+    }
+    parameters |= arrays
+    adapters = jax_adapter(adapted, heads)
+
+    def loss():
+        merged = {}
+        for layer, factors in adapters.items():
+            for which, factor in zip("AB", factors(arrays), strict=True):
+                merged[f"{layer}.lora_{which}.default.weight"] = factor
+        return torch.func.functional_call(found.trainee, merged, (batch,)).total
+
+    batch = openpi_batch(golden, found)
+    compare(golden, loss, parameters)
+    check_steps(golden, loss, parameters, golden["step_lr"])
 
 
 @GOLDEN_FILES

@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
 from tools.train.recipe import (
     TRAINING_SEED,
@@ -31,9 +31,6 @@ from tools.train.recipe import (
     from_json,
 )
 from vla_ros.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -112,12 +109,6 @@ def run(arguments: argparse.Namespace) -> int:
     return {**stages, "evaluate": _evaluate}[arguments.stage](arguments)
 
 
-def _bar() -> Progress:
-    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
-
-    return Progress(*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
-
-
 def _data(arguments: argparse.Namespace) -> int:
     from tools.train import data
     from vla_ros_lab.sim.tasks import TASK_NAMES
@@ -126,14 +117,12 @@ def _data(arguments: argparse.Namespace) -> int:
     unknown = [task for task in recipe.tasks if task not in TASK_NAMES]
     if unknown:
         raise ConfigError(f"--tasks: found {unknown}, expected one or more of {', '.join(TASK_NAMES)}")
-    with _bar() as bar:
-        task = bar.add_task("episodes", total=recipe.episodes)
-        data.generate(
-            arguments.folder,
-            recipe,
-            arguments.processes,
-            lambda episodes, frames: bar.update(task, completed=episodes, description=f"{frames} frames, episodes"),
-        )
+    data.generate(
+        arguments.folder,
+        recipe,
+        arguments.processes,
+        lambda episodes, frames: print(f"{episodes} of {recipe.episodes} episodes, {frames} frames", flush=True),
+    )
     return 0
 
 
@@ -148,9 +137,8 @@ def _fit(arguments: argparse.Namespace) -> int:
         training = fit.Run(*folders, network, labels, recipe, options)
     else:
         training = flow_fit.Run(*folders, recipe_of(FlowNetworkRecipe, arguments), recipe, options)
-    with _bar() as bar:
-        reading = bar.add_task("reading frames", total=None)
-        frames = training.load(lambda done, total: bar.update(reading, completed=done, total=total))
+    frames = training.load(lambda done, total: print(f"\rread {done} of {total} frames", end="", flush=True))
+    print()
     training.train(frames, print)
     print(training.evaluate(frames))
     return 0

@@ -5,10 +5,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -38,13 +37,21 @@ def decays(name: str, parameter: nn.Parameter) -> bool:
     return parameter.ndim >= 2 and "embed" not in name.replace("patch_embed", "")
 
 
-@dataclass(frozen=True, eq=False)
-class Fitted:
+class Fitted(NamedTuple):
     """A network that trains in full (see the trainer's ``Trained``)."""
 
     trainee: nn.Module
     parameters: dict[str, nn.Parameter]
     learning_rate: float = 0.0
+
+
+class Batches(NamedTuple):
+    """The batches of a run, which its device makes (see the trainer's ``Source``)."""
+
+    draw: Callable[[int], Any]
+
+    def batches(self, start: int, steps: int, batch: int, accumulation: int, *_: object) -> Iterator[Any]:
+        return map(self.draw, range(start * accumulation, steps * accumulation))
 
 
 def curve(run: Path) -> list[dict[str, Any]]:
@@ -142,7 +149,7 @@ class Training(ABC, Generic[F, Trainee]):
         fitted = Fitted(self._losses, self._parameters)
         begun = time.monotonic() - sum(line["seconds"] for line in curve(self.folder)[-1:])
         saved = partial(self._saved, frames, begun)
-        return train(fitted, _Frames(self, frames), recipe, how, self.folder, say, saved)
+        return train(fitted, Batches(partial(self.draw, frames)), recipe, how, self.folder, say, saved)
 
     def _saved(self, frames: F, begun: float, step: int) -> None:
         self.step = step
@@ -163,24 +170,3 @@ class Training(ABC, Generic[F, Trainee]):
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
-
-
-@dataclass(frozen=True)
-class _Frames(Generic[F]):
-    """The batches of a run, which its device makes (see the trainer's ``Source``)."""
-
-    run: Training[F, Any]
-    frames: F
-
-    def batches(
-        self,
-        start: int,
-        steps: int,
-        batch: int,
-        accumulation: int,
-        process: tuple[int, int],
-        workers: int,
-        pin: bool,
-    ) -> Iterator[Any]:
-        for micro in range(start * accumulation, steps * accumulation):
-            yield self.run.draw(self.frames, micro)
