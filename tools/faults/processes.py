@@ -212,7 +212,7 @@ class NodeProcess(Process):
             for bag in {file.parent for file in self.log.parent.glob("*/*.mcap")}:
                 shutil.rmtree(bag)
         elif name.startswith("RECORDER_"):
-            for child in _children(self.process.pid):
+            for child in _recorders(self.process.pid):
                 if name == "RECORDER_KILLED":
                     os.kill(child, signal.SIGKILL)
                 else:
@@ -233,12 +233,11 @@ class NodeProcess(Process):
             self._pipe.close()
 
 
-def _children(process: int) -> list[int]:
-    return [
-        int(child)
-        for file in Path(f"/proc/{process}/task").glob("*/children")
-        for child in file.read_text().split()
-    ]
+def _recorders(process: int) -> list[int]:
+    """Return the recorders of a node; a guard is its child, too."""
+    files = Path(f"/proc/{process}/task").glob("*/children")
+    children = [int(child) for file in files for child in file.read_text().split()]
+    return [child for child in children if b"\0record\0" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 class LaunchedNode(NodeProcess):
