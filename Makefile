@@ -62,7 +62,7 @@ types: $(VENV)/.test
 # runs failed tests once more, alone. The tests start some hundred processes, which share their bytecode.
 unit: export PYTHONDONTWRITEBYTECODE =
 unit: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --no-loadscope-reorder $(ARGS) || { [ -n "$(RETRY)" ] && echo "once more, what failed:" && \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 $(ARGS) || { [ -n "$(RETRY)" ] && echo "once more, what failed:" && \
 	  $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none; }
 
 bench: $(VENV)/.test
