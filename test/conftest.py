@@ -7,6 +7,7 @@ optional libraries are missing are skipped, and a run in which every test is ski
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import re
@@ -124,10 +125,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 ONE_BY_ONE = {
     "nodes": ("node", "console", "test_security.py"),
     "real time": ("commission/test_commission", "graph", "replay", "ros", "serve", "tools/faults"),
+    "training": tuple(f"training/test_{name}" for name in ("six_commands", "bad_data", "trainer")),
     "lockstep": ("sim",),
 }
-"""Tests that one worker runs one after another: two groups of running nodes and servers, which mostly wait, and
-simulations that wait for their node."""
+"""Tests that one worker runs one after another: two groups of running nodes and servers, which mostly wait,
+training in processes that share their imports, and simulations that wait for their node."""
 OWNERS = {"gw0": "nodes", "gw1": "real time"}
 """Workers that run one group only, and import no more; the others run the rest."""
 APART = ("engine/test_kernels.py", "policies/openvla/test_demo_checkpoint.py")
@@ -149,6 +151,11 @@ def pytest_runtest_logstart(nodeid: str) -> None:
     """Lower the priority of workers that only compute, in favour of those that run nodes."""
     if "PYTEST_XDIST_WORKER" in os.environ and _worker(nodeid) not in OWNERS.values() and os.nice(0) == 0:
         os.nice(10)
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported out of every later search for garbage."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

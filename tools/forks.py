@@ -3,10 +3,10 @@
 import atexit
 import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 
 from vla_ros.cli.main import main
@@ -14,20 +14,27 @@ from vla_ros.cli.main import main
 _FORKS = multiprocessing.get_context("forkserver")
 _NODES = ["vla_ros.node.run", "vla_ros.graph.dds", "rosbags.typesys.stores.ros2_jazzy", "pinocchio"]
 _MODELS = ["vla_ros_models.oft.policy", "vla_ros_models.pi.policy", "vla_ros_lab.eval.demo"]
-TRAINING = ["accelerate", "peft", "vla_ros_lab.training.command"]
+TRAINING = ("accelerate", "peft", "vla_ros_lab.training.command")
+_wanted: list[str] = []
 
 
-@cache
 def preload(*modules: str) -> None:
     """Import ``modules``, too, before the first process is forked; no effect afterwards."""
+    _wanted.extend(modules)
     models = _MODELS if "torch" in sys.modules else []
-    _FORKS.set_forkserver_preload([*_NODES, *models, *modules])
+    _FORKS.set_forkserver_preload([*_NODES, *models, *_wanted])
 
 
 def vla_ros(words: Sequence[str]) -> int:
     """Do what the command ``vla-ros`` does."""
     sys.argv = ["vla-ros", *words]
     return main()
+
+
+def script(words: Sequence[str]) -> None:
+    """Run a file of Python with its arguments."""
+    sys.argv = list(words)
+    runpy.run_path(words[0], run_name="__main__")
 
 
 class Fork:
@@ -43,7 +50,7 @@ class Fork:
 
     def __init__(
         self,
-        main: Callable[[Sequence[str]], object],
+        main: Callable[[Sequence[str]], int | None],
         words: Sequence[str],
         output: Path,
         errors: Path | None = None,
@@ -81,7 +88,7 @@ class Fork:
 
 
 def _become(
-    main: Callable[[Sequence[str]], int],
+    main: Callable[[Sequence[str]], int | None],
     words: Sequence[str],
     environment: Mapping[str, str],
     folder: Path,

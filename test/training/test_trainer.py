@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from test.training.runs import CPU, OPTIONS, PART, SMOLVLA, ArmSamples, opened, policy_of, run, stream_of
+from tools import forks
 from vla_ros.cli.main import main
 from vla_ros.config import load
 from vla_ros.contract.features import complete_spec
@@ -317,12 +318,13 @@ RUNS = Path(__file__).with_name("runs.py")
 @pytest.mark.slow
 def test_killed_runs_resume(tmp_path):
     """Processes that are killed while they start, train or write a state resume to the same losses, bit for bit."""
-    command = [sys.executable, str(RUNS), "kill", str(tmp_path), "3", "40"]
-    done = subprocess.run(
-        command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE, text=True
+    forks.preload(*forks.TRAINING)
+    variables, said = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}, tmp_path / "said"
+    process = forks.Fork(
+        forks.script, [str(RUNS), "kill", str(tmp_path), "3", "24"], tmp_path / "said", environment=variables
     )
-    assert done.returncode == 0, done.stdout
-    assert "losses of 40 steps equal: True" in done.stdout
+    assert process.wait(240) == 0, said.read_text()
+    assert "losses of 24 steps equal: True" in said.read_text()
 
 
 @pytest.mark.slow

@@ -13,9 +13,10 @@ import pytest
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
 pytest.importorskip("mujoco", reason="the library mujoco is not installed (extra 'sim')")
 
+from test.command import vla_ros
 from tools.checkpoints.openvla import config_json
 from tools.train.card import model_card
-from tools.train.evaluate import run_episodes
+from tools.train.evaluate import words_of
 from tools.train.network import architecture_of
 from tools.train.recipe import DATASET, FOREIGN_DATASET, TRAINING_SEED, NetworkRecipe, from_json
 from tools.train.tokens import FOREIGN_STATISTICS, statistics_of
@@ -36,7 +37,11 @@ def read(name: str) -> dict:
 
 def episodes(count: int, *words: str) -> list[dict[str, Any]]:
     """Episodes; a right one takes 17 to 21 steps."""
-    return run_episodes(DEMO, ("--max-steps", "28", *words), range(SEED, SEED + count), 1, "cpu")
+    network = ("policy.device:=cpu", "policy.dtype:=float32", "policy.engine:=reference")
+    fixed = [*words_of(DEMO), "--simulated-time", *(word for each in network for word in ("-p", each))]
+    chosen = ["--max-steps", "28", "--seed", str(SEED), "--episodes", str(count), "--json", "-", *words]
+    found: list[dict[str, Any]] = json.loads(vla_ros("demo", *fixed, *chosen).stdout)["episodes"]
+    return found
 
 
 def test_the_demo_checkpoint_is_small_and_complete() -> None:
