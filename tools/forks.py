@@ -13,7 +13,11 @@ from vla_ros.cli.main import main
 
 _FORKS = multiprocessing.get_context("forkserver")
 _NODES = ["vla_ros.node.run", "vla_ros.graph.dds", "rosbags.typesys.stores.ros2_jazzy", "pinocchio"]
-_MODELS = ["vla_ros_models.oft.policy", "vla_ros_models.pi.policy", "vla_ros_lab.eval.demo"]
+_USERS = {
+    "torch": ["vla_ros_models.oft.policy", "vla_ros_models.pi.policy", "vla_ros_lab.eval.demo"],
+    "uvicorn": ["vla_ros.console.cli", "vla_ros.console.server"],
+}
+"""What is imported, too, where the library is, which this process has imported already."""
 TRAINING = ("accelerate", "peft", "vla_ros_lab.training.command")
 _wanted: list[str] = []
 
@@ -21,8 +25,8 @@ _wanted: list[str] = []
 def preload(*modules: str) -> None:
     """Import ``modules``, too, before the first process is forked; no effect afterwards."""
     _wanted.extend(modules)
-    models = _MODELS if "torch" in sys.modules else []
-    _FORKS.set_forkserver_preload([*_NODES, *models, *_wanted])
+    users = [one for library, modules in _USERS.items() if library in sys.modules for one in modules]
+    _FORKS.set_forkserver_preload([*_NODES, *users, *_wanted])
 
 
 def vla_ros(words: Sequence[str]) -> int:
