@@ -348,13 +348,13 @@ def added(rounds: int, backend: str, seed: int) -> dict[str, Any]:
     }
 
 
-def misses(seconds: float, rate: float, busy: int, backend: str, seed: int) -> dict[str, Any]:
+def misses(seconds: float, rate: float, busy: int, guard: bool, backend: str, seed: int) -> dict[str, Any]:
     """Return how many commands of a plan, ``rate`` a second, did not come, beside ``busy`` processes."""
     free = SimpleQueue[int]()
     for domain in random.Random(seed).sample(DOMAINS, len(DOMAINS)):
         free.put(domain)
     options = {**FINE["options"], "control.command_rate_hz": str(rate)}
-    options |= {"guard.process": "true", "node.backend": backend}
+    options |= {"guard.process": str(guard).lower(), "node.backend": backend}
     chunk, words = ("--horizon", "8", "--seconds", str(FINE["seconds"])), ("--backend", backend)
     hogs = burn(busy)
     try:
@@ -364,7 +364,7 @@ def misses(seconds: float, rate: float, busy: int, backend: str, seed: int) -> d
             time.sleep(2.0)
             rig.forget()
             time.sleep(seconds)
-            records, slowest = list(rig.records), rig.status["guard"].get("slowest_ms")
+            records, slowest = list(rig.records), rig.status.get("guard", {}).get("slowest_ms")
     finally:
         for hog in hogs:
             hog.kill()
@@ -491,7 +491,7 @@ def main() -> int:
     parser.add_argument("--normal", type=float, default=0.0, metavar="SECONDS", help="of each kind of normal work")
     parser.add_argument("--frames", type=int, default=0, metavar="N", help="damaged frames")
     parser.add_argument("--rate-hz", type=float, default=0.0, help="of commands, of which none may be missing")
-    parser.add_argument("--seconds", type=float, default=600.0, help="for --rate-hz")
+    parser.add_argument("--seconds", type=float, default=600.0, help="for --rate-hz, without and with a guard")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="busy processes beside --rate-hz")
     parser.add_argument("--commands", type=int, default=0, metavar="N", help="legal commands")
     parser.add_argument("--limit", type=float, default=math.inf, metavar="SECONDS", help="for --commands")
@@ -506,7 +506,10 @@ def main() -> int:
     if given.normal:
         report["normal"] = work(given.normal, given.backend, given.seed)
     if given.rate_hz:
-        report["rate"] = misses(given.seconds, given.rate_hz, given.busy, given.backend, given.seed)
+        report["rate"] = {
+            name: misses(given.seconds, given.rate_hz, given.busy, guard, given.backend, given.seed)
+            for name, guard in (("without", False), ("with", True))
+        }
         write(given.json, report)
     if given.commands:
         report["legal"] = propose(given.commands, given.limit, given.seed, given.jobs)

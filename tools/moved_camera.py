@@ -22,7 +22,7 @@ TURN = 22.5  # degrees
 SCENES, CORRECTED = 1_000_000, 2_000_000
 """The first seed of each."""
 
-RATES = {"view": 0.03, "view-lora": 0.002}
+RATES = {"view": 0.001, "view-lora": 0.0002}
 # The demo's checkpoint was trained on a gripper that closes at 0.7.
 TRAINING = "--config demo -p gripper.closed_value:=0.7 --no-recompute --hold-out 0"
 

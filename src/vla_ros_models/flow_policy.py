@@ -163,7 +163,8 @@ class LoadedFlow:
         normalized = self.processing.normalized_state(state)
         tokens = self._tokens(instruction, normalized, len(prepared))
         follow = None if rtc is None else rtc.continuation(sizes.horizon, sizes.action_dim, self.trained_delay)
-        padded = np.pad(normalized, (0, sizes.state_dim - len(normalized))).astype(np.float32)
+        padded = np.zeros(sizes.state_dim, np.float32)  # np.pad takes 40 us
+        padded[: len(normalized)] = normalized
         return FlowRequest(prepared, tokens, padded, noise, follow, positions)
 
     def _tokens(self, instruction: str, state: Array, images: int) -> IntArray:

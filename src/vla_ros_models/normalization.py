@@ -99,8 +99,12 @@ class Normalization:
 
     def unnormalize(self, values: Array) -> Array:
         count, result = self._prepare(values)
-        part = (result[..., :count] + 1) / 2 if self.quantile else result[..., :count]
-        result[..., :count] = part * self.back[:count] + self.offset[:count]
+        part = result[..., :count]
+        if self.quantile:
+            part += 1
+            part /= 2
+        part *= self.back[:count]
+        part += self.offset[:count]
         return result
 
     def _prepare(self, values: Array) -> tuple[int, Array]:

@@ -26,10 +26,14 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Embed pixels [B, 3, H, W] as [B, patches, width], in row-major order."""
+        return self.embed(self.unfold(pixels))
+
+    def unfold(self, pixels: Tensor) -> Tensor:
+        """Return the pixels [B, 3, H, W] of each patch, channels first: [B, patches, 588]."""
         batch, channels, height, width = pixels.shape
         size = self.patch_size
         grid = pixels.reshape(batch, channels, height // size, size, width // size, size)
-        return self.embed(grid.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size))
+        return grid.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size)
 
     def embed(self, patches: Tensor) -> Tensor:
         """Embed flattened patches [B, patches, 588], channels first, as [B, patches, width]."""

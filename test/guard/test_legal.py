@@ -138,6 +138,13 @@ def test_a_hold_that_cannot_be_made_forgets_no_command() -> None:
     assert counts["sent"]
 
 
+def test_a_step_from_a_motion_that_was_left_out_is_no_faster_than_it_was() -> None:
+    """Two motions arrive together; the node accelerates on from the second, which began at the first."""
+    _, counted, stopped = legal(410_003_336, 300)
+    assert not stopped, stopped
+    assert counted["sent"]
+
+
 def test_options_of_every_robot_can_be_read_by_a_guard() -> None:
     from pathlib import Path
 

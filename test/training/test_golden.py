@@ -15,6 +15,7 @@ pytest.importorskip("peft", reason="the library peft is not installed (extra 'tr
 import torch
 from safetensors.torch import load_file
 
+from test.policies.oft.conftest import make_policy
 from test.policies.pi.conftest import write_layout
 from vla_ros.config import load
 from vla_ros.policies.base import create
@@ -206,7 +207,11 @@ LORA = {
     "pi05_lerobot_lora_all": r"paligemma_with_expert\.(paligemma\.model\.language_model|gemma_expert\.model)\.lay"
     r"ers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)|(action_(in|out)_proj|time_mlp_(in|out))",
     "smolvla_default_lora": "",
+    "pi0_lerobot_lora": "",
+    "pi0_lerobot_lora_twin": "",
     "oft_l1_lora": "",
+    "oft_film_lora": "",
+    "oft_film_lora_twin": "",
     "groot_lerobot_lora": "",
 }
 
@@ -215,13 +220,16 @@ LORA = {
 def test_lora(tmp_path, name):
     """Adapters on the published targets, from the published start."""
     golden = Golden(name)
-    if name.startswith("pi05"):
-        write_layout(tmp_path / "lerobot", "pi05", "lerobot")
+    if name.startswith("pi0"):
+        write_layout(tmp_path / "lerobot", name.partition("_")[0], "lerobot")
         found, prefix = trainable(tmp_path / "lerobot"), "model."
     elif name.startswith("smolvla"):
         found, prefix = smolvla(), "model."
     elif name.startswith("groot"):
         (found, batch), prefix = groot(golden), "_groot_model."
+    elif "film" in name:
+        found, prefix = make_policy("aloha_film").trainable(CPU), ""
+        published_pixels(found)
     else:
         found, prefix = trainable(DATA / "oft" / "libero_l1", "preset:=libero", "policy.name:=oft"), ""
     alpha = {"": 4, "model.": 8}.get(prefix, 2)
@@ -230,6 +238,7 @@ def test_lora(tmp_path, name):
     stored = load_file(DATA / "finetune" / f"{name}.safetensors")
     parameters = {}
     for layer, own in adapted.layers.items():
+        own = film_name(own) if "film" in name else own
         for which, factor in zip("AB", adapted.factors(layer), strict=True):
             outer = prefix if prefix == "_groot_model." else f"base_model.model.{prefix}"
             factor.copy_(stored[f"{outer}{own}.lora_{which}.weight"])
@@ -239,6 +248,8 @@ def test_lora(tmp_path, name):
             parameters[f"{outer}{own}.lora_{which}.default.weight"] = wrapped
     for own, name_of in adapted.whole.items():
         one = dict(found.trainee.named_parameters())[own]
+        film = "film" in name and name_of.startswith("vision_backbone")
+        name_of = f"vla.base_model.model.{film_name(name_of)}" if film else name_of
         parameters[name_of.replace("action_head.", "action_head.model.")] = one
     if not name.startswith("groot"):
         batch = oft_batch(golden, found) if name.startswith("oft") else lerobot_batch(golden, found)
@@ -246,11 +257,25 @@ def test_lora(tmp_path, name):
     check_steps(golden, lambda: found.trainee(batch).total, parameters)
 
 
+def published_pixels(found):
+    """Normalise images by the numbers that are not rounded, as the reference did."""
+    backbone = found.trainee.network.vision_backbone
+    backbone.mean = torch.tensor([0.485, 0.456, 0.406, 0.5, 0.5, 0.5]).view(1, -1, 1, 1)
+    backbone.std = torch.tensor([0.229, 0.224, 0.225, 0.5, 0.5, 0.5]).view(1, -1, 1, 1)
+
+
+def film_name(name):
+    """The name of a tensor or layer in the published module with FiLM."""
+    name = re.sub(r"(blocks\.\d+)\.(?!scale|shift)", r"\1.block.", name)
+    return re.sub("^vision_backbone", "vision_backbone.vision_backbone", name)
+
+
 def oft_batch(golden, found):
     labels, tokens = golden.tensor("labels").long(), golden.tensor("input_ids").long()
     tokens[tokens == 29871] = 317  # of the small vocabulary
     tokens[tokens >= found.trainee.network.architecture.llm.vocab_size] = 1
-    images = np.kron(golden["image"], np.ones((1, 1, 4, 4, 1), np.uint8))
+    size = 224 // golden["image"].shape[2]
+    images = np.kron(golden["image"], np.ones((1, 1, size, size, 1), np.uint8))
     return TokenBatch(
         torch.from_numpy(images), tokens, labels, (labels != -100) & (labels != 2), golden.tensor("attention_mask"),
         golden.tensor("actions_normalized"), golden.tensor("proprio_normalized"),
@@ -360,9 +385,7 @@ def test_tokens(name):
     options = ["preset:=libero"] if family == "oft" else ["policy.unnorm_key:=libero_object_no_noops"]
     found = trainable(folder, f"policy.name:={family}", *options)
     adapted = adapt(found, recipe_of(found.family, found.layout), AdapterOptions("lora", rank=4, alpha=4), "cpu")
-    backbone = found.trainee.network.vision_backbone  # the reference took the numbers that are not rounded
-    backbone.mean = torch.tensor([0.485, 0.456, 0.406, 0.5, 0.5, 0.5]).view(1, -1, 1, 1)
-    backbone.std = torch.tensor([0.229, 0.224, 0.225, 0.5, 0.5, 0.5]).view(1, -1, 1, 1)
+    published_pixels(found)
     stored = load_file(OTHER / "finetune" / name / "adapter_model.safetensors")
     parameters = {}
     for layer, own in adapted.layers.items():

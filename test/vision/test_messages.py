@@ -5,8 +5,11 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from vla_ros.errors import ImageError
+from vla_ros.vision import messages
 from vla_ros.vision.messages import (
     encode_compressed,
     encode_image,
@@ -28,11 +31,11 @@ def rclpy_cdr(data_folder):
 def test_reads_the_image_that_rclpy_wrote(rclpy_cdr):
     answer = rclpy_cdr["sensor_msgs/msg/Image"]
     cdr = base64.b64decode(answer["cdr_base64"])
-    header, data = read_image(cdr)
+    header, data, stamp = read_image(cdr)
     assert bytes(data) == bytes(answer["fields"]["data"])
     assert (header.height, header.width, header.step) == (2, 3, 10)
     assert (header.encoding, header.is_bigendian) == ("rgb8", False)
-    assert (header.frame_id, header.stamp) == ("camera_color_optical_frame", STAMP)
+    assert (header.frame_id, stamp) == ("camera_color_optical_frame", STAMP)
     assert image_header(cdr) == header
     assert image_stamp(cdr) == STAMP
 
@@ -135,3 +138,30 @@ def test_frame_id_in_another_character_set_keeps_the_image():
 def test_encode_refuses_invalid_arguments(image, arguments, text):
     with pytest.raises(ImageError, match=text):
         encode_image(image, *arguments)
+
+
+@settings(max_examples=300, deadline=None)
+@given(edits=st.lists(st.tuples(st.integers(0, 63), st.integers(0, 255)), max_size=4))
+def test_a_message_is_read_as_if_none_had_been_read_before(edits):
+    message = encode_image(np.arange(96, dtype=np.uint8).reshape(4, 8, 3), STAMP, "camera")
+    read_image(message)
+    damaged = bytearray(message)
+    for position, value in edits:
+        damaged[position] = value
+
+    def outcome():
+        try:
+            header, data, stamp = read_image(damaged)
+        except ImageError as error:
+            return str(error)
+        return header, bytes(data), stamp
+
+    seen = outcome()
+    messages._heads.clear()
+    assert seen == outcome()
+
+
+def test_cameras_whose_messages_are_equally_long_keep_their_headers():
+    image = np.zeros((2, 3, 3), np.uint8)
+    cameras = [encode_image(image, 1, name) for name in ("a" * 40 + "left", "a" * 40 + "rear")] * 3
+    assert [image_header(each).frame_id[40:] for each in cameras] == ["left", "rear"] * 3

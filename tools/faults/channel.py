@@ -114,7 +114,7 @@ def _corrupt(channel: Channel, message: bytes, count: float) -> Sent:
 
 def _rebuilt(message: bytes, **changes: Any) -> bytes:
     """Return a ``sensor_msgs/Image`` with changed fields in valid CDR; Cyclone rejects invalid CDR."""
-    header, pixels = read_image(message)
+    header, pixels, _stamp = read_image(message)
     found: dict[str, Any] = {
         "height": header.height,
         "width": header.width,
@@ -131,7 +131,7 @@ def _rebuilt(message: bytes, **changes: Any) -> bytes:
 
 
 def _short(channel: Channel, message: bytes, _: float) -> Sent:
-    _header, pixels = read_image(message)
+    _header, pixels, _stamp = read_image(message)
     return [(0.0, _rebuilt(message, data=pixels[: channel.rng.randrange(len(pixels))]))]
 
 

@@ -3,6 +3,7 @@
 PY -m tools.libero.record work/demos --seconds 200     in LIBERO's Python: record demonstrations of the expert
 python -m tools.libero fit work/demos work/run         train on them
 python -m tools.libero export work/run work/checkpoint export in LeRobot's layout
+python -m tools.libero dataset work/demos work/set     make a data set for vla-ros finetune (record --every 1)
 python -m tools.libero score work/checkpoint work/scores --python PY    score it through the node; resumes
 """
 
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 from tools.libero import fit
+from tools.libero.dataset import make_dataset
 from tools.libero.score import score
 from tools.train.recipe import FitOptions, FitRecipe
 from vla_ros.errors import VlaRosError
@@ -31,6 +33,9 @@ def main() -> int:
     exporting = stages.add_parser("export", help="write the checkpoint")
     exporting.add_argument("run", type=Path)
     exporting.add_argument("folder", type=Path)
+    making = stages.add_parser("dataset", help="make a data set for vla-ros finetune and distill")
+    making.add_argument("data", nargs="+", type=Path, help="folders of demonstrations, then the data set's folder")
+    making.add_argument("--most", type=int, default=10**9, metavar="N", help="episodes of each task")
     scoring = stages.add_parser("score", help="run the table's cells; resumes")
     scoring.add_argument("checkpoint", help="folder, or ws://HOST:PORT of a `vla-ros serve` that has it")
     scoring.add_argument("folder", type=Path, help="folder of the results")
@@ -44,6 +49,10 @@ def main() -> int:
             score(
                 options.checkpoint, options.folder, options.python, options.episodes, options.shards, options.only
             )
+            return 0
+        if options.stage == "dataset":
+            episodes, frames = make_dataset(options.data[:-1], options.data[-1], options.most)
+            print(f"{episodes} episodes, {frames} frames")
             return 0
         if options.stage == "export":
             print(f"{fit.export(options.run, options.folder) / 1e6:.1f} million weights")

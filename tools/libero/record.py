@@ -1,6 +1,7 @@
 """Records demonstrations of the expert, in the Python that has LIBERO: ``python -m tools.libero.record FOLDER``.
 
-Each process has one task. Episodes begin at the benchmark's initial states 20 to 49, in most of them with the
+Each process has one task. ``--every 1`` records every step, as a data set for ``vla-ros finetune`` needs it
+(``tools.libero dataset``). Episodes begin at the benchmark's initial states 20 to 49, in most of them with the
 objects moved; 0 to 19 are kept for the evaluation. Disturbances are added to the executed action, never to the
 recorded one. Imports nothing of this package. A frame is what the benchmark sends: both images turned by 180
 degrees, and the state with its rotation vector not wrapped.
@@ -65,9 +66,9 @@ class Disturbance:
 
 
 class Recorder:
-    """One task's environment."""
+    """One task's environment; every ``every``-th step of an episode is a frame."""
 
-    def __init__(self, task: int, seed: int) -> None:
+    def __init__(self, task: int, seed: int, every: int) -> None:
         import torch
 
         torch.load = functools.partial(torch.load, weights_only=False)  # initial states are pickles of LIBERO's own
@@ -76,7 +77,8 @@ class Recorder:
         from robosuite.utils import camera_utils
 
         suite = benchmark.get_benchmark_dict()[SUITE]()
-        self._task, self._random = task, np.random.default_rng(seed)
+        self._task, self._random, self._every = task, np.random.default_rng(seed), every
+        self._instruction = suite.get_task(task).language
         self._states = suite.get_task_init_states(task)
         self._env = OffScreenRenderEnv(
             bddl_file_name=suite.get_task_bddl_file_path(task),
@@ -96,22 +98,23 @@ class Recorder:
         obs = env.set_init_state(self._states[random.integers(FIRST_STATE, len(self._states))])
         if random.random() < 0.7:
             self._move(obs)
-        for _ in range(WAIT):
+        every, phase = self._every, int(random.integers(self._every))
+        for turn in range(WAIT):
+            self._render(turn == WAIT - 1 and not phase)  # the first observation
             obs, *_ = env.step(_IDLE)
-        every, phase = 2, int(random.integers(2))
         disturbance, found = Disturbance(random), _Episode()
         succeeded = 0
         for step in range(_LONGEST):
             action = act(obs)
             found.actions.append(action)
-            if step % every == phase and step:
+            if step % every == phase:
                 found.take(step, obs, self._pixels(obs))
             self._render((step + 1) % every == phase)  # the next observation
             obs, _, done, _ = env.step(disturbance.apply(action))
             succeeded += bool(done) or succeeded > 0
             if succeeded > _AFTER:
                 break
-        return found.arrays(self._task, succeeded > 0)
+        return found.arrays(self._task, self._instruction, succeeded > 0)
 
     def _render(self, wanted: bool) -> None:
         for camera in CAMERAS:
@@ -164,7 +167,7 @@ class _Episode:
         self.places.append(np.concatenate([obs[f"{name}_pos"] - tip for name in (BOWL, PLATE)]))
         self.pixels.append(pixels)
 
-    def arrays(self, task: int, success: bool) -> dict[str, Any]:
+    def arrays(self, task: int, instruction: str, success: bool) -> dict[str, Any]:
         count = len(self.steps)
         return {
             "images": np.array(self.images, np.uint8),
@@ -176,6 +179,7 @@ class _Episode:
             "lengths": np.array([len(self.actions)], np.int32),
             "frames": np.array([count], np.int32),
             "tasks": np.array([task], np.int32),
+            "instructions": np.array([instruction]),
             "successes": np.array([success], bool),
         }
 
@@ -194,10 +198,11 @@ def rotation_vector(quaternion: np.ndarray) -> np.ndarray:
     return quaternion[:3] * (2 * math.acos(w) / sine) if sine > 1e-9 else np.zeros(3)
 
 
-def _record(folder: Path, index: int, seconds: float, episodes: int) -> None:
-    """Record one task until ``seconds`` have passed or ``episodes`` are done."""
-    until = time.monotonic() + seconds
-    recorder = Recorder(TASKS[index % len(TASKS)], 1000 + index)
+def _record(options: argparse.Namespace) -> None:
+    """Record one task until the seconds have passed or the episodes are done."""
+    folder, index, episodes = options.folder, options.index, options.episodes
+    until = time.monotonic() + options.seconds
+    recorder = Recorder(options.tasks[index % len(options.tasks)], options.seed + index, options.every)
     kept: list[dict[str, Any]] = []
     shard = 0
     while time.monotonic() < until and shard * 8 + len(kept) < episodes:
@@ -224,15 +229,17 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="at least one for each task")
     parser.add_argument("--seconds", type=float, default=1e9, help="of recording; episodes under way are finished")
     parser.add_argument("--episodes", type=int, default=10**9, help="of each process")
+    parser.add_argument("--tasks", type=int, nargs="+", default=TASKS, metavar="T", help="numbers of the tasks")
+    parser.add_argument("--every", type=int, default=2, metavar="N", help="steps of a frame (default 2)")
+    parser.add_argument("--seed", type=int, default=1000, metavar="S", help="of the first process (default 1000)")
     parser.add_argument("--index", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.index is not None:
-        _record(options.folder, options.index, options.seconds, options.episodes)
+        _record(options)
         return
-    common = [sys.executable, "-m", "tools.libero.record", str(options.folder), "--seconds", str(options.seconds)]
-    common += ["--episodes", str(options.episodes)]
-    running = [subprocess.Popen([*common, "--index", str(index)]) for index in range(options.processes)]
+    common = [sys.executable, "-m", "tools.libero.record", *sys.argv[1:], "--index"]
+    running = [subprocess.Popen([*common, str(index)]) for index in range(options.processes)]
     failed = sum(process.wait() != 0 for process in running)
     shards = list(options.folder.glob("*.npz"))
     print(f"{len(shards)} files; {failed} of {len(running)} processes failed")

@@ -36,7 +36,7 @@ def command(facts: Mapping[str, Any]) -> str:
         f"python -m tools.train data work/data{data}\n"
         f"python -m tools.train fit work/data work/run{fit}\n"
         f"python -m tools.train export work/run work/checkpoint{dtype}\n"
-        "python -m tools.train evaluate work/checkpoint\n"
+        "python -m tools.train evaluate work/checkpoint work/scores\n"
     )
 
 

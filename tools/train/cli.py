@@ -3,7 +3,7 @@
   python -m tools.train data work/data                  record demonstrations of the scripted expert
   python -m tools.train fit work/data work/run          train a small OpenVLA on them
   python -m tools.train export work/run work/checkpoint  export it in the published layout
-  python -m tools.train evaluate work/checkpoint        measure success under each control
+  python -m tools.train evaluate work/checkpoint work/scores  measure success under each control
 
   python -m tools.train data work/chunks --horizon 16 --rate-hz 20    record chunks of joint positions
   python -m tools.train fit-flow work/chunks work/flow                train a small pi0.5 on them
@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if name == "export":
             export.add_argument("--dtype", default="float16", help="float16, bfloat16 or float32")
             export.add_argument("--shards", type=int, default=2, metavar="N", help="safetensors files")
+            export.add_argument("--evaluation", type=Path, metavar="FILE", help="rows of the card's table")
         else:
             export.add_argument(
                 "--note", default="", metavar="TEXT", help="a sentence about the training, for the card"
@@ -67,12 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     evaluate = stages.add_parser("evaluate", help="measure success under each control")
     evaluate.add_argument("folder", type=Path, help="folder of the checkpoint")
+    evaluate.add_argument("output", type=Path, help="folder of the results; what is there is not measured again")
     evaluate.add_argument("--episodes", type=int, default=100, metavar="N", help="per control")
     evaluate.add_argument("--seed", type=int, default=1_000_000, metavar="S", help="seed of the first episode")
     evaluate.add_argument("--only", default="", metavar="NAMES", help="controls, separated by commas")
     evaluate.add_argument("--processes", type=int, default=0, metavar="N", help="0: one per core")
     evaluate.add_argument("--device", default="auto", help="torch device of the network")
-    evaluate.add_argument("--json", type=Path, metavar="FILE", help="write the results")
 
 
 def _add_recipe(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
@@ -159,7 +160,8 @@ def _export(arguments: argparse.Namespace) -> int:
     from tools.train import export, flow_export
 
     if arguments.stage == "export":
-        export.export(arguments.run_folder, arguments.folder, arguments.dtype, arguments.shards)
+        layout = (arguments.dtype, arguments.shards, arguments.evaluation)
+        export.export(arguments.run_folder, arguments.folder, *layout)
     else:
         flow_export.export(arguments.run_folder, arguments.folder, arguments.note)
     size = sum(path.stat().st_size for path in arguments.folder.glob("model*.safetensors"))
@@ -179,16 +181,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         controls = chosen(arguments.only)
     except ValueError as error:
         raise ConfigError(f"--only: {error}") from None
-    with _bar() as bar:
-        tasks = {control.name: bar.add_task(control.title, total=arguments.episodes) for control in controls}
-        rows = evaluate(
-            arguments.folder,
-            controls,
-            range(arguments.seed, arguments.seed + arguments.episodes),
-            processes=arguments.processes,
-            device=arguments.device,
-            journal=arguments.json,
-            progress=lambda name, done: bar.update(tasks[name], completed=done),
-        )
-    print(markdown(rows))
+    seeds = range(arguments.seed, arguments.seed + arguments.episodes)
+    how = (arguments.output, arguments.processes, arguments.device)
+    print(markdown(evaluate(arguments.folder, controls, seeds, *how)))
     return 0

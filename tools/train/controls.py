@@ -1,6 +1,6 @@
 """Controls: changes to the demo that show what the policy relies on, with expected and measured success rates.
 
-Each control is a list of ``vla-ros demo`` options, so that this evaluation and that command run the same episodes.
+Each control is a list of options of ``vla-ros eval table``.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class Control:
 
     name: str  # short name, for ``--only``
     title: str  # name in the table
-    options: tuple[str, ...] = ()  # options of ``vla-ros demo``
+    options: tuple[str, ...] = ()  # of ``vla-ros eval table``
     at_least: float = 0.0  # lowest expected success rate
     at_most: float = 1.0  # highest expected success rate
 
@@ -28,11 +28,11 @@ class Control:
 
 CONTROLS: tuple[Control, ...] = (
     Control("plain", "unchanged", at_least=0.97),
-    Control("switch", "instruction switched to a distractor at step 6", ("--switch-at", "6"), at_least=0.95),
-    Control("bump", "arm bumped by up to 5 cm", ("--bump", "0.05"), at_least=0.9),
-    Control("dim", "camera dimmed to 60 %", ("--dim", "0.6"), at_least=0.9),
-    Control("shuffle", "another object asked for than judged by", ("--shuffle",), at_most=0.1),
-    Control("blank", "black image", ("--blank",), at_most=0.0),
+    Control("switch", "instruction switched to a distractor at step 6", ("-b", "switch_at=6"), at_least=0.95),
+    Control("bump", "arm bumped by up to 5 cm", ("-b", "bump=0.05"), at_least=0.9),
+    Control("dim", "camera dimmed to 60 %", ("-b", "dim=0.6"), at_least=0.9),
+    Control("shuffle", "another object asked for than judged by", ("-b", "shuffle=true"), at_most=0.1),
+    Control("blank", "black image", ("-b", "blank=true"), at_most=0.0),
     Control("orientation", "orientation fix off", ("-p", "camera.orientation:=[none]"), at_most=0.1),
     Control("gripper", "gripper binarisation off", ("-p", "gripper.mode:=continuous"), at_most=0.1),
     Control("unnorm", "wrong unnorm_key", ("-p", f"policy.unnorm_key:={FOREIGN_DATASET}"), at_most=0.1),
@@ -56,21 +56,20 @@ def chosen(names: str) -> tuple[Control, ...]:
 
 
 def summarize(control: Control, episodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return a row of the table, from the demo's figures of each episode."""
-    won = [episode for episode in episodes if episode["success"]]
+    """Return a row of the table, from the episodes in a result of ``vla-ros eval``."""
+    won = [episode["steps"] for episode in episodes if episode["metrics"]["success"]]
     rate = len(won) / len(episodes)
     return {
         "name": control.name,
         "title": control.title,
         "options": list(control.options),
         "episodes": len(episodes),
-        "first_seed": episodes[0]["seed"],
+        "first_seed": episodes[0]["episode_id"],
         "success_rate": rate,
         "wrong_object_rate": sum(episode["reason"] == "wrong_object" for episode in episodes) / len(episodes),
-        "steps": round(float(np.mean([episode["steps"] for episode in won])), 1) if won else None,
+        "steps": round(float(np.mean(won)), 1) if won else None,
         "expected": [control.at_least, control.at_most],
         "met": control.met(rate),
-        "failed_seeds": [episode["seed"] for episode in episodes if not episode["success"]][:20],
     }
 
 

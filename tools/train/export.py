@@ -19,10 +19,13 @@ FACTS = "training.json"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def export(run: Path, folder: Path, dtype: str = "float16", shards: int = 2) -> None:
+def export(
+    run: Path, folder: Path, dtype: str = "float16", shards: int = 2, evaluation: Path | None = None
+) -> None:
     """Write the checkpoint of a run to ``folder``, in ``shards`` files, with ``training.json`` and ``README.md``.
 
-    The training heads are left out. Float16 keeps three more bits of each weight than bfloat16 does.
+    The training heads are left out. Float16 keeps three more bits of each weight than bfloat16 does. ``evaluation``
+    is the file of :func:`~.evaluate.evaluate`, for the card.
 
     Raises:
         CheckpointError: The run has no state, or a weight is out of range for ``dtype``.
@@ -52,24 +55,7 @@ def export(run: Path, folder: Path, dtype: str = "float16", shards: int = 2) -> 
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "curve": curve(run),
     }
-    previous = folder / FACTS
-    if previous.exists() and read_json(previous).get("steps_done") == step:
-        facts["evaluation"] = read_json(previous).get("evaluation", [])
-    write_card(folder, facts)
-
-
-def add_evaluation(folder: Path, rows: list[dict[str, Any]]) -> None:
-    """Add rows of :func:`~.controls.summarize` to the checkpoint's facts and update its card.
-
-    A row replaces an earlier row with the same name and machine.
-    """
-    facts = read_json(folder / FACTS)
-    new = {(figures["name"], figures.get("machine")) for figures in rows}
-    kept = [old for old in facts.get("evaluation", []) if (old["name"], old.get("machine")) not in new]
-    facts["evaluation"] = kept + rows
-    write_card(folder, facts)
-
-
-def write_card(folder: Path, facts: dict[str, Any]) -> None:
+    if evaluation is not None:
+        facts["evaluation"] = json.loads(evaluation.read_text(encoding="utf-8"))
     (folder / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(model_card(facts), encoding="utf-8")

@@ -120,8 +120,7 @@ class ArmCheck(ArmOptions):
     def _reach(self, fastest: float, before: float, dt: float) -> float:
         """Return the longest step of ``dt`` seconds; a joint that is too fast slows down within its limit."""
         limits = self.envelope.joints
-        slowed = before - limits.acceleration * dt if self._accelerates else 0.0
-        return min(max(fastest, slowed) * dt, limits.step)
+        return min(max(fastest, before - limits.acceleration * dt) * dt, limits.step)
 
     def is_at(self, frame: GuardFrame, held: FloatArray) -> bool:
         """Return True if a frame has the positions ``held`` [N]."""

@@ -197,7 +197,11 @@ class Guard:
                 measured = self._measured(arm, frame, now)
                 if passed and not self._is_legal(arm, frame, measured):
                     self._pass_on(arm, *passed)
+                    passed = None
                 speed = self._check(arm, frame, measured)
+                if passed and frame.kind is Kind.POSITIONS:  # the node's step began at what is left out
+                    begun = passed[0].values
+                    speed = np.maximum(speed, np.abs(frame.values - begun)[: len(speed)] / frame.duration)
             except (ValueError, LookupError) as error:
                 proves = isinstance(error, ValueError) and (measured is None or measured.exact)
                 if not proves and now - since <= _WAIT:
@@ -226,8 +230,8 @@ class Guard:
     @property
     def may_move(self) -> bool:
         """True if neither a stop nor a hold forbids what a gripper was asked to do."""
-        held = any(arm.needs_hold for arm in self._arms)
-        return self.stopped is None and self._armings >= self._least and not held
+        allowed = self.stopped is None and self._armings >= self._least
+        return allowed and not any(arm.needs_hold for arm in self._arms)
 
     def _may_move(self, arm: GuardedArm, frame: GuardFrame, now: int) -> bool:
         if now >= frame.time + min(frame.holds, arm.check.longest):
@@ -246,8 +250,8 @@ class Guard:
         """
         if not arm.needs_joints(frame):
             return None
-        found = arm.history.find(frame.joints, frame.publisher, arm.check.fastest)
-        if found is None or not found.exact:
+        found = arm.history.find(frame.joints, frame.publisher)
+        if found is None:
             self._hear()
             found = arm.history.find(frame.joints, frame.publisher, arm.check.fastest)
         named = f"names a joint state of {frame.joints / 1e9:.4f} s"
@@ -291,8 +295,7 @@ class Guard:
         self.counts["sent"] += 1
         arm.speed, arm.needs_hold, holds = speed, False, frame.kind is Kind.HOLD
         if not arm.check.sends_velocities and holds:
-            before = arm.last if arm.ends is not None else None
-            arm.following.hold(before, numbers, arm.check.envelope.joints.lead)
+            arm.following.hold(arm.last if arm.ends is not None else None, numbers, arm.check.envelope.joints.lead)
             arm.following.held = numbers
         elif not arm.check.sends_velocities:
             arm.following.sent(numbers)
@@ -301,9 +304,8 @@ class Guard:
         arm.ends = None if holds else frame.time + min(frame.holds, arm.check.longest)
 
     def _rest(self, arm: GuardedArm, frame: GuardFrame, now: int) -> None:
-        rests = arm.ends is not None and not arm.check.sends_velocities
-        if rests and self.stopped is None and not arm.needs_hold:
-            arm.ends = max(arm.ends or 0, min(frame.time, now) + min(frame.holds, arm.check.longest))
+        if arm.ends is not None and not (arm.check.sends_velocities or self.stopped or arm.needs_hold):
+            arm.ends = max(arm.ends, min(frame.time, now) + min(frame.holds, arm.check.longest))
 
     # Ends of motion
 
@@ -343,8 +345,7 @@ class Guard:
         try:
             held = arm.hold()
         except Refused as refused:
-            self._tell("failed", str(refused))
-            return
+            return self._tell("failed", str(refused))
         if self._write(held):
             arm.ends, arm.speed = None, np.zeros(len(arm.speed))
             if not arm.check.sends_velocities:
@@ -392,6 +393,6 @@ class Guard:
     @property
     def status(self) -> Mapping[str, Any]:
         """State, why it is stopped, and counts, for ``~/status``."""
-        moving = any(arm.ends is not None for arm in self._arms)
-        state = "stopped" if self.stopped else "moving" if moving else "holding"
+        moves = any(arm.ends is not None for arm in self._arms)
+        state = "stopped" if self.stopped else "moving" if moves else "holding"
         return {"state": state, "stopped": self.stopped or (), "counts": dict(self.counts)}

@@ -85,11 +85,12 @@ class JointHistory:
             self._whole &= bool(np.isfinite(row).all())
             self._entries.append(_Entry(stamp, publisher, arrived, row))
 
-    def find(self, stamp: int, publisher: bytes, speeds: FloatArray) -> MeasuredRange | None:
+    def find(self, stamp: int, publisher: bytes, speeds: FloatArray | None = None) -> MeasuredRange | None:
         """Return where the arm was in the joint state that a frame names, or None if nothing is known of it yet.
 
         A joint that no message of this ``stamp`` has, because the message was lost on its way to this process,
-        was between its measurements before and after it, or as far beyond them as its speed allows, ``speeds`` [N].
+        was between its measurements before and after it, or as far beyond them as its speed allows, ``speeds`` [N];
+        without ``speeds``, only the joint state itself is looked for, which is quick.
         One that a later message has, which lacks other joints, may have been used from there. Publishers whose ids
         differ between processes (Cyclone DDS under rclpy) are known by the stamp alone.
         """
@@ -100,13 +101,14 @@ class JointHistory:
                 break
             if entry.stamp == stamp and (entry.publisher == publisher or not of_one):
                 return MeasuredRange(entry.positions, entry.positions, entry.arrived, exact=True)
+        if speeds is None:
+            return None
         newest = islice(reversed(self._entries), _NEWEST)
         valid = (each for each in newest if each.arrived > void and (each.publisher == publisher or not of_one))
         recent = sorted(valid, key=attrgetter("stamp"), reverse=True)
-        exact = any(entry.stamp == stamp for entry in recent)
+        passed = exact = any(entry.stamp == stamp for entry in recent)
         low, high = np.full(count, np.inf), np.full(count, -np.inf)
         away, before = np.full(count, np.inf), np.zeros(count, np.bool_)
-        passed = exact
         for entry in recent:
             known = np.isfinite(entry.positions)
             passed |= entry.stamp >= stamp - (0 if self.stamped else _AROUND)

@@ -132,10 +132,13 @@ def decode_image(cdr: CdrBytes) -> DecodedImage:
         ImageError: The CDR is truncated or damaged, the image has no or too many pixels, the step or the data
             length does not fit the size, or the encoding is neither colour nor 8-bit grey.
     """
-    header, data = read_image(cdr)
-    _check_size(IMAGE, header.height, header.width)
+    header, data, stamp = read_image(cdr)
+    height, width = header.height, header.width
+    _check_size(IMAGE, height, width)
+    if header.encoding == "rgb8" and header.step == 3 * width and len(data) == 3 * width * height:  # most cameras
+        return DecodedImage(np.frombuffer(data, np.uint8).reshape(height, width, 3), stamp)
     if header.encoding in _SEMI_PLANAR:
-        return DecodedImage(_semi_planar(header, data), header.stamp)
+        return DecodedImage(_semi_planar(header, data), stamp)
     if meant := _WITHOUT_COLOURS.get(header.encoding):
         warn_once(
             f"encoding {header.encoding} does not name its channels; they are read as {meant}, OpenCV's order"
@@ -151,7 +154,7 @@ def decode_image(cdr: CdrBytes) -> DecodedImage:
     if layout.value_bytes == 2:
         _warn_of_few_bits(rows, header)
     image = to_rgb(rows, layout, big_endian=header.is_bigendian)
-    return DecodedImage(image, header.stamp)
+    return DecodedImage(image, stamp)
 
 
 class DecodedPoints(NamedTuple):
@@ -167,14 +170,14 @@ def decode_points(cdr: CdrBytes) -> DecodedPoints:
 
     Raises ImageError if it has another encoding, or is damaged.
     """
-    header, data = read_image(cdr)
+    header, data, stamp = read_image(cdr)
     _check_size(IMAGE, header.height, header.width)
     if header.encoding != POINTS:
         raise ImageError(f"{IMAGE}: found encoding {shown(header.encoding)}, expected {POINTS}: points in metres")
     rows = np.ascontiguousarray(_rows(header, data, 12)).view(">f4" if header.is_bigendian else "<f4")
     points = rows.reshape(header.height, header.width, 3).astype(np.float32)
     points[~np.isfinite(points).all(axis=2)] = np.nan
-    return DecodedPoints(points, header.stamp, header.frame_id)
+    return DecodedPoints(points, stamp, header.frame_id)
 
 
 def decode_compressed(cdr: CdrBytes) -> DecodedImage:

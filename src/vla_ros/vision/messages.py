@@ -7,8 +7,9 @@ messages begin with a ``std_msgs/Header``: ``int32 sec, uint32 nanosec, string f
 """
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -26,13 +27,12 @@ POINTS = "32FC3"
 """Encoding of a ``sensor_msgs/Image`` whose pixels are points (x, y, z) in metres."""
 
 _SECOND = 1_000_000_000
+_SECONDS = 2**31
 
 
-@dataclass(frozen=True)
-class ImageHeader:
-    """All fields of a ``sensor_msgs/Image`` except its pixels."""
+class ImageHeader(NamedTuple):
+    """All fields of a ``sensor_msgs/Image`` except its stamp and its pixels."""
 
-    stamp: int  # nanoseconds of the ROS clock at exposure
     frame_id: str
     height: int
     width: int
@@ -55,15 +55,18 @@ def shown(text: str, limit: int = 60) -> str:
     return repr(text if len(text) <= limit else text[:limit] + "...")
 
 
+def _bytes_of(cdr: CdrBytes, message: str) -> memoryview:
+    try:
+        return memoryview(cdr).cast("B")
+    except TypeError as error:
+        raise ImageError(f"{message}: expected one contiguous run of bytes, found {error}") from None
+
+
 class _Reader:
     """Reads CDR fields in order and checks every length against the remaining bytes."""
 
     def __init__(self, cdr: CdrBytes, message: str) -> None:
-        self._message, self._offset = message, 0
-        try:
-            self._bytes = memoryview(cdr).cast("B")
-        except TypeError as error:
-            raise ImageError(f"{message}: expected one contiguous run of bytes, found {error}") from None
+        self._message, self.offset, self._bytes = message, 0, _bytes_of(cdr, message)
         kind = bytes(self.take(4, "the encapsulation header")[:2])
         if kind not in (b"\0\0", b"\0\1"):
             raise ImageError(
@@ -73,16 +76,16 @@ class _Reader:
         self._order: Literal["little", "big"] = "little" if kind[1] else "big"
 
     def take(self, count: int, what: str) -> memoryview:
-        start, self._offset = self._offset, self._offset + count
-        if self._offset > len(self._bytes):
+        start, self.offset = self.offset, self.offset + count
+        if self.offset > len(self._bytes):
             raise ImageError(
                 f"{self._message}: {what} needs {count} bytes at offset {start}, but the message has"
                 f" {len(self._bytes)}; it is truncated or has another type"
             )
-        return self._bytes[start : self._offset]
+        return self._bytes[start : self.offset]
 
     def uint32(self, what: str) -> int:
-        self._offset += -self._offset % 4  # the header's 4 bytes do not change the alignment
+        self.offset += -self.offset % 4  # the header's 4 bytes do not change the alignment
         return int.from_bytes(self.take(4, what), self._order)
 
     def sequence(self, what: str) -> memoryview:
@@ -98,30 +101,62 @@ class _Reader:
     def stamp(self) -> int:
         sec = self.uint32("header.stamp.sec")
         nanosec = self.uint32("header.stamp.nanosec")
-        if sec >= 2**31 or nanosec >= _SECOND:  # sec is an int32: the upper half is negative
+        if sec >= _SECONDS or nanosec >= _SECOND:  # sec is an int32: the upper half is negative
             raise ImageError(
                 f"{self._message}: found header.stamp with sec {sec} and nanosec {nanosec}, expected sec below"
-                f" {2**31} and nanosec below {_SECOND}; the CDR is damaged, or the driver sets no valid stamp"
+                f" {_SECONDS} and nanosec below {_SECOND}; the CDR is damaged, or the driver sets no valid stamp"
             )
         return sec * _SECOND + nanosec
 
 
-def read_image(cdr: CdrBytes) -> tuple[ImageHeader, memoryview]:
-    """Return the header and pixel bytes (a view, no copy) of a serialised ``sensor_msgs/Image``.
+class _Head(NamedTuple):
+    """What precedes the pixels; another message of the same length and bytes differs in stamp and pixels only."""
+
+    alike: bytes  # all but the stamp
+    pixels: slice
+    unpack: Callable[[memoryview, int], tuple[int, ...]]  # reads the stamp in the message's byte order
+    header: ImageHeader
+
+
+_MOST_HEADS = 64
+_heads: dict[tuple[int, bytes], _Head] = {}
+"""Heads that were read, by length and first bytes. A camera's messages are alike; to read one anew takes 15 us."""
+
+
+def read_image(cdr: CdrBytes) -> tuple[ImageHeader, memoryview, int]:
+    """Return header, pixel bytes (a view, no copy) and stamp (ns, at exposure) of a ``sensor_msgs/Image``.
 
     Raises ImageError if the bytes are truncated, a length exceeds the buffer or the stamp is invalid.
     `decode.decode_image` checks that size, step and data agree.
     """
-    reader = _Reader(cdr, IMAGE)
-    stamp = reader.stamp()
+    data = _bytes_of(cdr, IMAGE)
+    key = len(data), bytes(data[12:48])
+    if (head := _heads.get(key)) is not None:
+        sec, nanosec = head.unpack(data, 4)
+        alike = bytes(data[:4]) + bytes(data[12 : head.pixels.start]) == head.alike
+        if alike and sec < _SECONDS and nanosec < _SECOND:
+            return head.header, data[head.pixels], sec * _SECOND + nanosec
+    head = _read_head(data)
+    if len(_heads) >= _MOST_HEADS:
+        _heads.clear()
+    _heads[key] = head
+    return head.header, data[head.pixels], image_stamp(data)
+
+
+def _read_head(message: memoryview) -> _Head:
+    reader = _Reader(message, IMAGE)
+    reader.stamp()
     frame_id = reader.string("header.frame_id")
     height = reader.uint32("height")
     width = reader.uint32("width")
     encoding = reader.string("encoding")
     is_bigendian = reader.take(1, "is_bigendian")[0] != 0
     step = reader.uint32("step")
-    data = reader.sequence("data")
-    return ImageHeader(stamp, frame_id, height, width, encoding, is_bigendian, step), data
+    size = len(reader.sequence("data"))
+    pixels = slice(reader.offset - size, reader.offset)
+    header = ImageHeader(frame_id, height, width, encoding, is_bigendian, step)
+    alike = bytes(message[:4]) + bytes(message[12 : pixels.start])
+    return _Head(alike, pixels, struct.Struct("<II" if message[1] else ">II").unpack_from, header)
 
 
 def read_compressed(cdr: CdrBytes) -> tuple[CompressedHeader, memoryview]:

@@ -187,6 +187,7 @@ def _episode(score: Score) -> dict[str, Any]:
     return {
         "episode_id": score.state,
         "elapsed_sec": score.elapsed_s,
+        "reason": score.reason,
         **({"metrics": metrics} if score.success is not None else wrong),
         **{name: getattr(score, name) for name in ours},
     }

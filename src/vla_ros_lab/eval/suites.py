@@ -17,8 +17,8 @@ from vla_ros.contract.gripper import gripper_ends
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError, VlaRosError
 from vla_ros.policies.base import checkpoint_options, create
+from vla_ros_lab.eval.arguments import CONTROLS, plan_demo
 from vla_ros_lab.eval.arguments import parse as parse_demo
-from vla_ros_lab.eval.arguments import plan_demo
 from vla_ros_lab.eval.environment import BenchmarkEnvironment, Case
 from vla_ros_lab.eval.process import BenchmarkError, BenchmarkProcess
 from vla_ros_lab.eval.protocols import Protocol, find_protocol
@@ -62,7 +62,7 @@ def _timing(arguments: argparse.Namespace) -> list[str]:
     return [f"control.rate_hz:={arguments.live:g}", f"control.inject_delay_ms:={delay:g}", *schedule]
 
 
-_TABLE = ("camera_turn", "dim", "bump", "objects", "shrink", "displace", "depth_sensor", "extrinsics")
+_TABLE = ("objects", *CONTROLS)
 """Options of ``vla-ros demo`` that are parameters of the table."""
 
 

@@ -161,7 +161,7 @@ _OFT = Recipe(
     "openvla-oft 213c5ff, vla-scripts/finetune.py",
     5e-4, oft_steps, 8, 150_000, _ALL,
     LoraRecipe(
-        r"vision_backbone\.|projector\.|language_model\.", 32, 16, gaussian=True,
+        r"(?!.*\.(scale|shift)$)(vision_backbone\.|projector\.|language_model\.)", 32, 16, gaussian=True,
         whole=r"action_head\.|proprio_projector\.|vision_backbone\..*\.(scale|shift)\.",
     ),
     _LLAMA,

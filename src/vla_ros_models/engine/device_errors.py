@@ -1,8 +1,8 @@
 """Errors of the device and of the network, with advice on what to do."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from math import isfinite
+from typing import NoReturn
 
 import torch
 
@@ -23,29 +23,25 @@ class EngineMismatchError(VlaRosError):
     """The engine's tokens differ from the reference path's."""
 
 
-@contextmanager
-def explain_device_errors(device: torch.device) -> Iterator[None]:
-    """Convert errors of the device's libraries into this package's errors.
+def raise_explained(error: RuntimeError, device: torch.device) -> NoReturn:
+    """Raise an error of the device's libraries as one of this package's, any other as it is.
 
     Raises OutOfMemoryError if an allocation failed; cached memory is released, so a smaller request may succeed.
     Raises DeviceLostError if the error is unrecoverable.
     """
-    try:
-        yield
-    except torch.cuda.OutOfMemoryError as error:
+    if isinstance(error, torch.cuda.OutOfMemoryError):
         if device.type == "cuda":
             torch.cuda.empty_cache()
         raise OutOfMemoryError(
             f"out of memory on {device}: {_first_line(error)}. Choose policy.quantization int8 or int4, or stop "
             "other programs on this device; then reload the policy"
         ) from error
-    except RuntimeError as error:
-        if not is_device_error(error):
-            raise
-        raise DeviceLostError(
-            f"{device} stopped answering: {_first_line(error)}. The arm holds. Reload the policy; if that "
-            "fails, this process can no longer use the device: restart it, and check nvidia-smi and dmesg"
-        ) from error
+    if not is_device_error(error):
+        raise error
+    raise DeviceLostError(
+        f"{device} stopped answering: {_first_line(error)}. The arm holds. Reload the policy; if that "
+        "fails, this process can no longer use the device: restart it, and check nvidia-smi and dmesg"
+    ) from error
 
 
 def is_device_error(error: BaseException) -> bool:

@@ -1,8 +1,9 @@
 """The engine of flow-matching policies: turns images, prompts and noise into chunks, with CUDA graphs."""
 
 from abc import abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -42,7 +43,8 @@ class FlowRequest:
     # images of any size, which the device rotates and resizes.
     images: Sequence[NDArray[Any] | RawImage]
     tokens: IntArray  # int64 [L], the prompt
-    state: NDArray[Any]  # [S], normalised and padded; pi0.5 does not read it
+    # [S], normalised and padded, or what makes it while the device encodes images; pi0.5 does not read it.
+    state: NDArray[Any] | Callable[[], NDArray[Any]]
     # Noise [H, A], or the seed of a generator on the device; the same seed gives the same chunk.
     noise: NDArray[Any] | int
     continuation: Continuation | None = None  # real-time chunking; None leaves the chunk free
@@ -190,7 +192,6 @@ class ChunkEngine(GraphEngine[K, B]):
     def _fill(self, arrays: Sequence[NDArray[Any]], row: int, request: FlowRequest) -> None:
         """Write everything but images and noise into ``arrays``, those of :attr:`ChunkGraphs.inputs`."""
 
-    @torch.inference_mode()
     def answer(self, requests: Sequence[FlowRequest]) -> list[FlowAnswer | NotFiniteError]:
         """Compute chunks for B observations of one kind.
 
@@ -203,24 +204,23 @@ class ChunkEngine(GraphEngine[K, B]):
             OutOfMemoryError: The device ran out of memory; retrying is allowed.
             DeviceLostError: The device failed, now or earlier.
         """
-        with self._running():
-            return self._answer(requests)
+        return self._run(partial(self._answer, requests))
 
     def _answer(self, requests: Sequence[FlowRequest]) -> list[FlowAnswer | NotFiniteError]:
-        runner = self.runner
         graphs = self._of(self.kind(requests)).take(max(len(request.tokens) for request in requests))
-        clock = StageClock(runner)
+        clock = StageClock(self.runner)
         self._load_images(graphs, requests, clock)
         for stage in STAGES:
             graphs.stages[stage]()
             clock.end(stage)
             if stage == "vision":
                 self._fill_inputs(graphs, requests)  # while the device encodes the images
-        runner.wait()
-        stages = clock.milliseconds()
+        chunks = graphs.answer.arrays[0]
+        _are_finite(chunks)  # of earlier chunks: what runs once while the host waits is in its caches afterwards
+        stages = clock.milliseconds()  # waits stage by stage, so that only the last one is left to read at the end
         answers = [
-            FlowAnswer(one.copy(), stages) if np.isfinite(one).all() else NotFiniteError("the chunk holds")
-            for one in graphs.answer.arrays[0]
+            FlowAnswer(one.copy(), stages) if finite else NotFiniteError("the chunk holds")
+            for one, finite in zip(chunks, _are_finite(chunks), strict=True)
         ]
         if any(isinstance(one, NotFiniteError) for one in answers):
             graphs.clear()  # later requests mask this one's entries, but NaN times zero is NaN
@@ -234,6 +234,10 @@ class ChunkEngine(GraphEngine[K, B]):
                 self.runner.upload(graphs.noise[row], np.ascontiguousarray(request.noise, np.float32))
             else:
                 graphs.noise[row].normal_(generator=self._generator.manual_seed(request.noise))
+
+
+def _are_finite(chunks: NDArray[Any]) -> list[bool]:
+    return [bool(np.isfinite(one).all()) for one in chunks]
 
 
 class FlowEngine(ChunkEngine[tuple[int, int], FlowGraphs]):
@@ -280,7 +284,7 @@ class FlowEngine(ChunkEngine[tuple[int, int], FlowGraphs]):
         tokens, lengths, state, *guide = arrays
         lengths[row] = len(request.tokens)
         tokens[row, : lengths[row]] = request.tokens
-        state[row] = request.state
+        state[row] = request.state() if callable(request.state) else request.state
         fill_guide(guide, row, request.continuation)
 
     def _build(self, kind: tuple[int, int], length: int) -> FlowGraphs:

@@ -2,10 +2,10 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vla_ros.errors import ConfigError, DeviceLostError
 from vla_ros.types import RawImage
-from vla_ros_models.engine.device_errors import explain_device_errors
+from vla_ros_models.engine.device_errors import raise_explained
 from vla_ros_models.engine.ops import Ops
 from vla_ros_models.engine.passes import Passes
 from vla_ros_models.engine.ranks import Ranks
@@ -64,11 +64,11 @@ class Buckets:
     def choose(self, prompt: int, among: Sequence[int] | None = None) -> int | None:
         """Return the shortest length (of ``among``, or of all) that holds a prompt and its draft, or None.
 
-        ``prompt`` counts tokens with BOS, without patches.
+        ``prompt`` counts tokens with BOS, without patches. Lengths are ascending.
         """
-        need = self.patches + prompt + self.answer - 1
-        fitting = [length for length in (self.lengths if among is None else among) if length >= need]
-        return min(fitting, default=None)
+        found = self.lengths if among is None else among
+        at = bisect_left(found, self.patches + prompt + self.answer - 1)
+        return found[at] if at < len(found) else None
 
     def require(self, prompt: int) -> int:
         """Like :meth:`choose`, but raise ConfigError if the prompt is longer than the decoder allows."""
@@ -193,6 +193,7 @@ class StageGraphs:
 
 
 K = TypeVar("K", bound=Hashable)
+R = TypeVar("R")
 G = TypeVar("G", bound=StageGraphs)
 
 
@@ -234,6 +235,7 @@ class GraphEngine(ABC, Generic[K, G]):
         self._resizer = ImageResizer(size, device, self.runner)
         self._caches: dict[K, GraphCache[G]] = {}
         self._lost: DeviceLostError | None = None
+        self._inference_mode = torch.inference_mode()
 
     @abstractmethod
     def _build(self, kind: K, length: int) -> G:
@@ -272,14 +274,19 @@ class GraphEngine(ABC, Generic[K, G]):
                 graphs = cache.at(int(length))
                 {**graphs.stages, **graphs.checks}[name]()
 
-    @contextmanager
-    def _running(self, loading: bool = False) -> Iterator[None]:
-        """Run the enclosed code on the device; once the device is lost, raise the same error every time."""
+    def _run(self, call: Callable[[], R], loading: bool = False) -> R:
+        """Call on the device's stream; once the device is lost, raise the same error every time.
+
+        Entering a generator's context, or an inference mode that is yet to be made, takes 20 us after a rest.
+        """
         if self._lost is not None:
             raise self._lost
         try:
-            with self._ranks.running(loading), explain_device_errors(self.device), self.runner.stream():
-                yield
+            try:
+                with self._inference_mode, self._ranks.running(loading), self.runner.stream():
+                    return call()
+            except RuntimeError as error:
+                raise_explained(error, self.device)
         except DeviceLostError as error:
             self._lost = error
             raise
@@ -289,9 +296,12 @@ class GraphEngine(ABC, Generic[K, G]):
         lengths = {self.buckets.require(prompt) for prompt in prompts}
         if self._ranks.count > 1:  # later it would interrupt inferences
             lengths = {length for length in self.buckets.lengths if min(lengths) <= length <= max(lengths)}
-        with self._running(loading=True):
+
+        def capture() -> None:
             for length in sorted(lengths, reverse=True):
                 self._of(kind).ensure(length)
+
+        self._run(capture, loading=True)
 
     def _of(self, kind: K) -> GraphCache[G]:
         if kind not in self._caches:

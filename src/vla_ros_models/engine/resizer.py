@@ -7,7 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +22,7 @@ from vla_ros_models.engine.runner import Runner
 logger = logging.getLogger(__name__)
 
 _KEPT = 8  # slots kept; more if a request has more kinds of images
-_Kind = tuple[int, tuple[int, ...], str, ImageProcessor | None]
+_Kind = tuple[np.dtype[Any], tuple[int, ...], str, ImageProcessor | None]
 
 
 def resizes(device: torch.device, raw: RawImage) -> bool:
@@ -34,6 +36,7 @@ class Slot:
     """A buffer for N images of one size, orientation and processor, with the launches that resize them."""
 
     pixels: Tensor  # uint8 [N, H, W, 3]
+    buffers: tuple[Tensor, ...]  # its images
     dtype: torch.dtype  # of the resized images
     launches: Callable[[], Tensor]  # resizes to [N, height, width, 3]; owns the tables that ``graph`` reads
     graph: Callable[[], Tensor] | None = None  # the launches as one graph; None before the capture
@@ -50,7 +53,7 @@ class ImageResizer:
 
     def __init__(self, size: tuple[int, int], device: torch.device, runner: Runner) -> None:
         self._size, self._device, self._runner = size, device, runner
-        self._slots: OrderedDict[_Kind, Slot] = OrderedDict()  # the most recently used last
+        self._slots: OrderedDict[tuple[int, _Kind], Slot] = OrderedDict()  # the most recently used last
         self._worker: ThreadPoolExecutor | None = None
         self._capturing: Future[None] | None = None  # the last capture requested; captures run one after the other
 
@@ -59,14 +62,14 @@ class ImageResizer:
 
         Returns the slot of each kind of image, with the indices of its images in ``images``.
         """
-        kinds: dict[tuple[tuple[int, ...], str, ImageProcessor | None], list[int]] = {}
+        kinds: dict[_Kind, list[int]] = {}
         for index, image in enumerate(images):
-            require_image(image.pixels)
-            kinds.setdefault((image.pixels.shape, image.orientation, image.processor), []).append(index)
+            pixels = image.pixels
+            kinds.setdefault((pixels.dtype, pixels.shape, image.orientation, image.processor), []).append(index)
         uploaded = []
         for kind, places in kinds.items():
-            slot = self._slot((len(places), *kind))
-            for buffer, index in zip(slot.pixels, places, strict=True):
+            slot = self._slot(len(places), kind, images[places[0]])
+            for buffer, index in zip(slot.buffers, places, strict=True):
                 self._runner.upload(buffer, images[index].pixels)
             uploaded.append((slot, places))
         self._keep(max(_KEPT, len(kinds)))
@@ -92,18 +95,21 @@ class ImageResizer:
             self._worker = self._capturing = None
         self._keep(0)
 
-    def _slot(self, kind: _Kind) -> Slot:
-        if kind not in self._slots:
-            count, (height, width, _), orientation, processor = kind
+    def _slot(self, count: int, kind: _Kind, image: RawImage) -> Slot:
+        key = count, kind
+        slot = self._slots.get(key)
+        if slot is None:
+            require_image(image.pixels)
+            _, (height, width, _), orientation, processor = kind
             if processor is None or processor.size != self._size:
                 raise ConfigError(f"camera.processor: {processor} does not produce images of {self._size}")
             pipeline = make_pipeline(processor, (height, width), self._device, orientation)
             pixels = torch.empty((count, height, width, 3), dtype=torch.uint8, device=self._device)
             dtype = torch.float32 if processor.floating else torch.uint8
-            self._slots[kind] = slot = Slot(pixels, dtype, partial(pipeline, pixels))
+            self._slots[key] = slot = Slot(pixels, tuple(pixels), dtype, partial(pipeline, pixels))
             self._capture_soon(slot)
-        self._slots.move_to_end(kind)
-        return self._slots[kind]
+        self._slots.move_to_end(key)
+        return slot
 
     def _capture_soon(self, slot: Slot) -> None:
         if not self._runner.graphs:
@@ -136,5 +142,5 @@ class ImageResizer:
         """Free the least recently used slots, so that changing sizes do not fill the memory."""
         while len(self._slots) > count:
             _, oldest = self._slots.popitem(last=False)
-            for buffer in oldest.pixels:
+            for buffer in oldest.buffers:
                 self._runner.forget(buffer)

@@ -138,6 +138,7 @@ class CudaRunner(Runner):
         self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         # torch's streams do not wait for each other, and weights are loaded on another stream.
         self._stream.wait_stream(torch.cuda.current_stream(device))
+        self._on_stream: AbstractContextManager[Any] = torch.cuda.stream(self._stream)
         self._warming = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._recording = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._beside: dict[torch.cuda.Stream, torch.cuda.Stream] = {}
@@ -149,8 +150,7 @@ class CudaRunner(Runner):
         self._marks = itertools.cycle(events)
 
     def stream(self) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = torch.cuda.stream(self._stream)
-        return context
+        return self._on_stream
 
     def upload(self, target: Tensor, source: NDArray[Any]) -> None:
         """See :class:`Runner`.
@@ -162,8 +162,8 @@ class CudaRunner(Runner):
         """
         if source.flags.writeable and source.flags.c_contiguous:  # torch warns about read-only arrays
             given = torch.from_numpy(source)
-            if given.is_pinned() and given.dtype == target.dtype and given.numel() == target.numel():
-                target.view(-1).copy_(given.view(-1), non_blocking=True)
+            if given.is_pinned() and given.dtype == target.dtype and given.shape == target.shape:
+                target.copy_(given, non_blocking=True)
                 return
         staging = self._staging(target, "up")
         host = staging.numpy()
@@ -251,7 +251,7 @@ class CudaRunner(Runner):
         return event
 
     def milliseconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        end.synchronize()
+        self._wait(end)
         return float(start.elapsed_time(end))
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -214,7 +215,6 @@ class TokenEngine(GraphEngine[int, StepGraphs]):
         """Capture graphs for prompts of these lengths in tokens, before the first request."""
         self._capture(batch, prompts)
 
-    @torch.inference_mode()
     def answer(self, requests: Sequence[EngineRequest]) -> list[EngineResult]:
         """Decode the tokens of B observations.
 
@@ -226,22 +226,22 @@ class TokenEngine(GraphEngine[int, StepGraphs]):
             OutOfMemoryError: The device ran out of memory; retrying is allowed.
             DeviceLostError: The device failed, now or earlier.
         """
-        with self._running():
-            answers = self._answer(requests)
+        answers = self._run(partial(self._answer, requests))
         for answer in answers:
             require_finite(answer.margins.tolist())
         return answers
 
-    @torch.inference_mode()
     def resized(self, frame: RawImage) -> UInt8Array:
         """Return a camera image as the network sees it: uint8 of ``options.image_size`` on the host."""
-        with self._running():
+
+        def resize() -> UInt8Array:
             resized = torch.empty((1, *self.options.image_size, 3), dtype=torch.uint8, device=self.weights.device)
             self._resizer.resize(self._resizer.upload([frame]), resized)
             seen: UInt8Array = resized[0].cpu().numpy()
-        return seen
+            return seen
 
-    @torch.inference_mode()
+        return self._run(resize)
+
     def draft_error(self, image: UInt8Array, prompt: IntArray, draft: IntArray) -> float:
         """Return the largest difference of drafted rows' logits between a prefill and the decoding kernels.
 
@@ -251,7 +251,8 @@ class TokenEngine(GraphEngine[int, StepGraphs]):
         count = self.options.answer - 1
         if count == 0:
             return 0.0
-        with self._running():
+
+        def compare() -> float:
             graphs = self._of(1).take(len(prompt))
             _, last = self._upload_prompts(graphs, [prompt], [draft.tolist()])
             fed, start = graphs.fed_buffer.cleared()
@@ -261,6 +262,8 @@ class TokenEngine(GraphEngine[int, StepGraphs]):
             inside, after = graphs.drafted_logits()
             at = torch.cat([inside.topk(5).indices, after.topk(5).indices], dim=-1)
             return float((inside - after).gather(-1, at).abs().max().item())
+
+        return self._run(compare)
 
     def failures(self) -> dict[int, Exception]:
         return self._of(1).failures

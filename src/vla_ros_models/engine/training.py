@@ -36,6 +36,14 @@ class GrowingCache(KVCache):
 class TrainingOps(Ops):
     """Torch's operations; each head has its own keys and values, which a :class:`GrowingCache` keeps."""
 
+    def norm(self, weights: DecoderWeights, stream: Stream, positions: Positions | None = None) -> Tensor:
+        """See :meth:`Ops.norm`; one kernel each way where there is one, so bfloat16 is rounded once, not twice."""
+        hidden, weight = stream.hidden, weights.norms[stream.norm]
+        if weights.shape.norm != "rms" or weight.dtype != hidden.dtype:
+            return super().norm(weights, stream, positions)
+        normed = functional.rms_norm(hidden, hidden.shape[-1:], weight, weights.shape.rms_norm_eps)
+        return normed.to(hidden.dtype)  # autocast may have widened it
+
     def attend(self, query: Tensor, cache: KVCache, index: int, positions: Positions) -> Tensor:
         batch, rows, heads, _ = query.shape
         values = _every_head(cache.values[index], heads)  # rotated queries and keys are float32

@@ -7,7 +7,7 @@ frozen; the velocity of the others grows from 0 to 1 along an exponential ramp.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -178,7 +178,7 @@ class GrootEngine(ChunkEngine[_Kind, GrootGraphs]):
         lengths[row] = count
         tokens[row, :count] = request.tokens
         positions[row, :, :count] = one.positions
-        state[row] = request.state
+        state[row] = request.state() if callable(request.state) else request.state
         fill_guide(guide, row, request.continuation)
         found = tokens.shape[1] * row + np.flatnonzero(request.tokens == self.model.sizes.image_token)
         places[_order(one.grids, row, len(tokens), self.model.sizes.vision.merge**2)] = found
@@ -271,7 +271,7 @@ class LoadedGroot:
         return GrootRequest(
             present,
             tokens.tokens,
-            self.processing.normalized_state(state, sizes.state_dim),
+            partial(self.processing.normalized_state, state, sizes.state_dim),
             noise,
             follow,
             positions=tokens.positions,

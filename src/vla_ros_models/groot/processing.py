@@ -5,9 +5,9 @@ the concatenation of named parts, normalised to [-1, 1] by bounds of the embodim
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import cv2
 import numpy as np
@@ -164,21 +164,25 @@ class Bounds:
 
     def normalize(self, values: Array, clip: bool) -> Float32:
         """Map [..., N] to [-1, 1], and numbers whose bounds are equal to 0."""
-        low, span = self._rows(values)
-        scaled = np.float32(2) * (np.asarray(values, np.float32) - low) / np.where(span == 0, 1, span) - np.float32(
-            1
-        )
-        found = np.where(span == 0, np.float32(0), scaled)
+        low, span, divisor = self._rows(values)
+        found = np.float32(2) * (np.asarray(values, np.float32) - low) / divisor - np.float32(1)
+        if self._spans[2]:
+            found = np.where(span == 0, np.float32(0), found)
         return found.clip(-1, 1) if clip else found
 
     def unnormalize(self, values: Array, clip: bool) -> Float32:
-        low, span = self._rows(values)
+        low, span, _ = self._rows(values)
         inside = values.clip(-1, 1) if clip else values
         return (np.asarray(inside, np.float32) + np.float32(1)) * np.float32(0.5) * span + low
 
-    def _rows(self, values: Array) -> tuple[Float32, Float32]:
-        low, high = (part[: len(values)] if part.ndim == 2 else part for part in (self.low, self.high))
-        return low, high - low
+    @cached_property
+    def _spans(self) -> tuple[Float32, Float32, bool]:
+        """The spans, the divisors, and whether a span is 0."""
+        span = self.high - self.low
+        return span, np.where(span == 0, 1, span), bool((span == 0).any())
+
+    def _rows(self, values: Array) -> Iterator[Float32]:
+        return (part[: len(values)] if part.ndim == 2 else part for part in (self.low, *self._spans[:2]))
 
 
 @dataclass(frozen=True, eq=False)

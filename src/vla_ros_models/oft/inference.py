@@ -215,16 +215,14 @@ class ChunkInference(GraphEngine[int, StepBuffers]):
         [chunk] = self.answer_all([asked])
         return chunk
 
-    @torch.inference_mode()
     def answer_all(self, asked: Sequence[ChunkRequest]) -> list[Chunk]:
         """Answer observations of several robots in one pass, or one by one if :attr:`batches` is False.
 
         Raises ConfigError if a prompt is too long, NotFiniteError if a chunk contains NaN or Inf, OutOfMemoryError
         (the call may be retried) or DeviceLostError.
         """
-        with self._running():
-            parts = [asked] if self.batches else [[one] for one in asked]
-            return [chunk for part in parts for chunk in self._answer(part)]
+        parts = [asked] if self.batches else [[one] for one in asked]
+        return self._run(lambda: [chunk for part in parts for chunk in self._answer(part)])
 
     @property
     def batches(self) -> bool:

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from vla_ros.types import UInt8Array
 from vla_ros_models.engine import decoder
-from vla_ros_models.engine.device_errors import EngineMismatchError, explain_device_errors
+from vla_ros_models.engine.device_errors import EngineMismatchError, raise_explained
 from vla_ros_models.engine.device_ops import make_tower_ops
 from vla_ros_models.engine.kernel_check import agrees
 from vla_ros_models.engine.ops import Ops
@@ -251,8 +251,10 @@ def checked_encoder(
     encoder = VisionEncoder(model, ranks=ranks)
 
     def check() -> None:
-        with explain_device_errors(model.device):
+        try:
             check_vision(encoder, images)
+        except RuntimeError as error:
+            raise_explained(error, model.device)
 
     instead = "torch runs the vision towers instead of the engine's kernels"
     return encoder if agrees(check, instead, strict=strict) else VisionEncoder(model, TowerOps(), ranks)

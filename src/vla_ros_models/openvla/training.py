@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from vla_ros_models.openvla.network import OpenVLAModel
 from vla_ros_models.openvla.processing import ActionBins, ActionStatistics
 from vla_ros_models.openvla.prompt import PromptEncoder
 from vla_ros_models.training import (
+    ADAPTER,
     Augment,
     Batch,
     BatchLoss,
@@ -41,7 +42,7 @@ from vla_ros_models.training import (
     sincos_positions,
     stack_arrays,
 )
-from vla_ros_models.vision_tower import Block, VisionTower
+from vla_ros_models.vision_tower import Block, PatchEmbedding, VisionTower
 
 NO_LABEL = -100
 """Label of a token that does not count."""
@@ -84,12 +85,15 @@ class TokenTrainee(nn.Module):
         """Return the loss of a batch."""
         hidden = self._hidden(batch)  # [B, L - 1, width]: row i predicts token i + 1
         head = self._oft.action_head if self._oft is not None else None
+        # As many rows of each sample; a mask would make the host wait for the GPU in the middle of a step.
+        first, count = batch.slots[:, 1:].int().argmax(1, keepdim=True), batch.actions[0].numel()
+        rows = first + torch.arange(count if self.by_action or head is not None else count + 1, device=first.device)
+        hidden = hidden.gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))
         if head is not None:
-            rows = hidden[batch.slots[:, 1:]].view(len(batch.tokens), -1, hidden.shape[-1])
-            element = (head(rows).view_as(batch.actions).float() - batch.actions).abs()
+            element = (head(hidden).view_as(batch.actions).float() - batch.actions).abs()
             return BatchLoss(element.mean(), element)
-        chosen = batch.slots[:, 1:] if self.by_action else batch.labels[:, 1:] != NO_LABEL
-        logits, labels = self.network.language_model.lm_head(hidden[chosen]).float(), batch.labels[:, 1:][chosen]
+        logits = self.network.language_model.lm_head(hidden.flatten(0, 1)).float()
+        labels = batch.labels[:, 1:].gather(1, rows).flatten()
         if self.by_action:
             sizes = self.network.architecture
             top = sizes.action_vocab_size - sizes.action_bins
@@ -149,9 +153,19 @@ class TokenTrainee(nn.Module):
         return patches.reshape(size, count * patches.shape[1], -1)
 
 
+def _embedded(embedding: PatchEmbedding, pixels: Tensor) -> Tensor:
+    """Embed pixels as the convolution with its adapter does, by matrix products: its gradients would be slow."""
+    rows, layer = embedding.unfold(pixels), cast("Any", embedding.proj)
+    embedded = embedding.embed(rows)
+    if hasattr(layer, "lora_A"):
+        a, b = (one[ADAPTER].weight.flatten(1) for one in (layer.lora_A, layer.lora_B))
+        embedded = embedded + functional.linear(functional.linear(rows, a), b) * layer.scaling[ADAPTER]
+    return embedded
+
+
 def _features(tower: VisionTower, pixels: Tensor, language: Tensor | None, run: Call) -> Tensor:
     """Return the patches [N, P, width] of normalised pixels [N, 3, S, S]."""
-    patches: Tensor = tower.patch_embed.proj(pixels.to(tower.pos_embed.dtype)).flatten(2).transpose(1, 2)
+    patches = _embedded(tower.patch_embed, pixels.to(tower.pos_embed.dtype))
     prefix = tower.prefix().expand(len(patches), -1, -1)
     tokens = torch.cat([prefix.to(patches.dtype), patches + tower.pos_embed], dim=1)
     film: list[Tensor | None] = []

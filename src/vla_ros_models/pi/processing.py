@@ -199,6 +199,7 @@ def load_tokenizer(path: Path, vocabulary: int) -> Tokenizer:
 
 
 BINS = 256
+_BIN_EDGES = np.linspace(-1, 1, BINS + 1)[:-1]
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ class PromptForm:
 
 def state_bins(state: Array) -> IntArray:
     """Compute the bin of each normalised number: 0 to 255 over [-1, 1), -1 below, 255 above."""
-    bins: IntArray = np.digitize(state, np.linspace(-1, 1, BINS + 1)[:-1]).astype(np.int64) - 1
+    bins: IntArray = np.digitize(state, _BIN_EDGES).astype(np.int64) - 1
     return bins
 
 

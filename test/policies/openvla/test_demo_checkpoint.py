@@ -16,7 +16,6 @@ pytest.importorskip("mujoco", reason="the library mujoco is not installed (extra
 from test.command import vla_ros
 from tools.checkpoints.openvla import config_json
 from tools.train.card import model_card
-from tools.train.evaluate import words_of
 from tools.train.network import architecture_of
 from tools.train.recipe import DATASET, FOREIGN_DATASET, TRAINING_SEED, NetworkRecipe, from_json
 from tools.train.tokens import FOREIGN_STATISTICS, statistics_of
@@ -37,10 +36,10 @@ def read(name: str) -> dict:
 
 def episodes(count: int, *words: str) -> list[dict[str, Any]]:
     """Episodes; a right one takes 17 to 21 steps."""
-    network = ("policy.device:=cpu", "policy.dtype:=float32", "policy.engine:=reference")
-    fixed = [*words_of(DEMO), "--simulated-time", *(word for each in network for word in ("-p", each))]
-    chosen = ["--max-steps", "28", "--seed", str(SEED), "--episodes", str(count), "--json", "-", *words]
-    found: list[dict[str, Any]] = json.loads(vla_ros("demo", *fixed, *chosen).stdout)["episodes"]
+    scenes = ("--simulated-time", "--max-steps", "28", "--seed", str(SEED), "--episodes", str(count))
+    network = ("-p", "policy.device:=cpu", "-p", "policy.dtype:=float32", "-p", "policy.engine:=reference")
+    done = vla_ros("demo", "--checkpoint", DEMO, *scenes, *network, *words, "--json", "-")
+    found: list[dict[str, Any]] = json.loads(done.stdout)["episodes"]
     return found
 
 

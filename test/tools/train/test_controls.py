@@ -1,15 +1,19 @@
+import argparse
 from pathlib import Path
 
 import pytest
 
 from tools.train.controls import CONTROLS, chosen, markdown, summarize
 from tools.train.evaluate import words_of
-from vla_ros_lab.eval.arguments import parse
+from vla_ros_lab.eval import cli
 
 
-def test_every_control_is_a_demo_command_line() -> None:
+def test_every_control_is_a_command_line() -> None:
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
     for each in CONTROLS:
-        parse(*words_of("checkpoint"), *each.options)
+        name, *words = words_of(each, "checkpoint", range(7, 9))
+        assert (name, parser.parse_args(words).seed) == ("eval", 7)
     assert chosen("") == CONTROLS
     with pytest.raises(ValueError, match="plain"):
         chosen("plain,bunp")
@@ -18,14 +22,14 @@ def test_every_control_is_a_demo_command_line() -> None:
 def test_figures_of_a_control() -> None:
     ends = ("success", 10), ("wrong_object", 20), ("success", 13), ("success", 13)
     episodes = [
-        {"seed": seed, "success": reason == "success", "reason": reason, "steps": steps}
+        {"episode_id": seed, "metrics": {"success": reason == "success"}, "reason": reason, "steps": steps}
         for seed, (reason, steps) in enumerate(ends, 7)
     ]
     figures = summarize(chosen("bump")[0], episodes)
     assert figures["success_rate"] == 0.75
     assert figures["wrong_object_rate"] == 0.25
     assert figures["steps"] == 12.0
-    assert figures["failed_seeds"] == [8]
+    assert figures["first_seed"] == 7
     assert not figures["met"]
     assert "| 75.0% | 25.0% | 12.0 | >= 90% MISSED |" in markdown([figures])
 

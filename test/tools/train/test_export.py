@@ -2,7 +2,6 @@ import argparse
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +10,9 @@ import torch
 from tools.train import cli
 from tools.train.batches import Frames
 from tools.train.card import command
-from tools.train.controls import Control, chosen
-from tools.train.evaluate import evaluate
-from tools.train.export import FACTS, add_evaluation, export
+from tools.train.controls import chosen
+from tools.train.evaluate import ROWS, evaluate
+from tools.train.export import FACTS, export
 from tools.train.fit import Run
 from tools.train.labels import KINDS
 from tools.train.recipe import (
@@ -26,7 +25,7 @@ from tools.train.recipe import (
     NetworkRecipe,
 )
 from vla_ros.config import load
-from vla_ros.errors import CheckpointError, ConfigError
+from vla_ros.errors import CheckpointError, ConfigError, VlaRosError
 from vla_ros.types import Observation
 from vla_ros_lab.sim.tasks import make_task
 from vla_ros_lab.training import state
@@ -119,7 +118,7 @@ def test_weights_out_of_range_of_the_type_are_refused(trained: tuple[Run, Frames
 
 
 def test_the_card_states_the_facts_and_the_commands(
-    trained: tuple[Run, Frames], checkpoint: Path, fit: FitRecipe, small: NetworkRecipe
+    trained: tuple[Run, Frames], checkpoint: Path, fit: FitRecipe, small: NetworkRecipe, tmp_path: Path
 ) -> None:
     card = (checkpoint / "README.md").read_text()
     for text in ("seeds 10000000 to 10000002", f"| steps | {fit.steps},", "Not evaluated yet", "0.7"):
@@ -139,17 +138,13 @@ def test_the_card_states_the_facts_and_the_commands(
         "steps": 17.5,
         "expected": [0.97, 1.0],
         "met": False,
-        "failed_seeds": [3],
     }
-    add_evaluation(checkpoint, [row])
-    card = (checkpoint / "README.md").read_text()
+    rows = tmp_path / "evaluation.json"
+    rows.write_text(json.dumps([row]))
+    export(trained[0].folder, tmp_path, "float32", evaluation=rows)
+    card = (tmp_path / "README.md").read_text()
     assert "| unchanged |  | 4 | 75.0% | 25.0% | 17.5 | >= 97% MISSED |" in card
     assert "Not evaluated yet" not in card
-    add_evaluation(checkpoint, [{**row, "success_rate": 1.0, "met": True}])
-    facts = json.loads((checkpoint / FACTS).read_text())
-    assert [found["success_rate"] for found in facts["evaluation"]] == [1.0]
-    export(trained[0].folder, checkpoint, "float32")  # the same steps: the figures stay
-    assert len(json.loads((checkpoint / FACTS).read_text())["evaluation"]) == 1
 
 
 def test_the_commands_of_the_card_parse(checkpoint: Path, fit: FitRecipe, small: NetworkRecipe) -> None:
@@ -163,40 +158,21 @@ def test_the_commands_of_the_card_parse(checkpoint: Path, fit: FitRecipe, small:
     assert dataclasses.asdict(cli.recipe_of(DataRecipe, parsed[0]))["tasks"] == ("pick", "push_left")
 
 
-def test_an_evaluation_is_saved_row_by_row_and_not_repeated(
-    trained: tuple[Run, Frames], tmp_path, monkeypatch
-) -> None:
-    """With two parallel demos, as in a full evaluation, and with one."""
-    folder, journal = tmp_path / "checkpoint", tmp_path / "evaluation.json"
+def test_an_evaluation_is_not_repeated(trained: tuple[Run, Frames], tmp_path: Path) -> None:
+    """With two parallel simulations, as in a full evaluation, and with one."""
+    folder, scores = tmp_path / "checkpoint", tmp_path / "scores"
     export(trained[0].folder, folder, "float32")
-    short = (
-        dataclasses.replace(chosen("blank")[0], options=("--blank", "--max-steps", "3")),
-        dataclasses.replace(chosen("plain")[0], options=("--max-steps", "3")),
+    short = tuple(
+        dataclasses.replace(one, options=(*one.options, "--max-steps", "3"))
+        for one in (*chosen("blank"), *chosen("plain"))
     )
-    reported: list[tuple[str, int]] = []
-
-    def measure(*controls: Control, processes: int) -> list[dict[str, Any]]:
-        return evaluate(
-            folder,
-            controls,
-            range(2),
-            processes=processes,
-            device="cpu",
-            journal=journal,
-            progress=lambda *done: reported.append(done),
-        )
-
-    measure(short[0], processes=2)
-    rows = measure(*short, processes=1)
-    assert reported == [("blank", 1), ("blank", 2), ("plain", 2)]
-    assert [row["episodes"] for row in rows] == [2, 2]
-    assert json.loads(journal.read_text()) == rows
-    assert "| black image | CPU, " in (folder / "README.md").read_text()
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("measured again")
-
-    monkeypatch.setattr("tools.train.evaluate.run_demo", refuse)
-    assert evaluate(folder, short, range(2), device="cpu", journal=journal) == rows
-    with pytest.raises(AssertionError, match="measured again"):
-        evaluate(folder, short, range(1, 3), device="cpu", journal=journal)
+    evaluate(folder, short[:1], range(2), scores, 2, "cpu")
+    log = (scores / "blank.episodes.jsonl").read_text()
+    rows = evaluate(folder, short, range(2), scores, 1, "cpu")
+    assert (scores / "blank.episodes.jsonl").read_text() == log
+    assert [(row["name"], row["episodes"], row["success_rate"]) for row in rows] == [
+        ("blank", 2, 0.0), ("plain", 2, 0.0)
+    ]  # fmt: skip
+    assert json.loads((scores / ROWS).read_text()) == rows
+    with pytest.raises(VlaRosError, match="run it again"):
+        evaluate(tmp_path / "none", short[:1], range(2), tmp_path / "other", 1, "cpu")
