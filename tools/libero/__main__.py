@@ -51,8 +51,8 @@ def main() -> int:
             )
             return 0
         if options.stage == "dataset":
-            episodes, frames = make_dataset(options.data[:-1], options.data[-1], options.most)
-            print(f"{episodes} episodes, {frames} frames")
+            written = make_dataset(options.data[:-1], options.data[-1], options.most)
+            print("{} episodes, {} frames".format(*written))
             return 0
         if options.stage == "export":
             print(f"{fit.export(options.run, options.folder) / 1e6:.1f} million weights")

@@ -23,7 +23,8 @@ def make_dataset(folders: Sequence[Path], output: Path, most: int) -> tuple[int,
     if output.exists():
         raise ConfigError(f"{output}: exists; name another folder or remove it")
     counts: dict[str, int] = {}
-    tables, total = [], 0
+    tables: list[pa.Table] = []
+    total = 0
     for path in sorted(path for folder in folders for path in folder.glob("*.npz")):
         with np.load(path) as arrays:
             for text, episode in _episodes(path, arrays):
