@@ -6,7 +6,8 @@ REPORT ?= reports/demo.html
 EPISODES ?= 5
 ARGS ?=
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+# Most of what is installed is never imported; the rest is compiled when it is.
+PIP := $(BIN)/python -m pip install --no-compile --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types unit bench faults soak fuzz fuzz-bags docs-check clean
@@ -49,20 +50,22 @@ demo: $(VENV)/.demo
 	@mkdir -p $(dir $(REPORT))
 	$(BIN)/vla-ros demo --episodes $(EPISODES) --report $(REPORT) $(ARGS)
 
-test: lint types unit
+# The types are checked beside the first tests.
+test: lint
+	@$(MAKE) --no-print-directory -j 2 types unit
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.test
-	$(BIN)/mypy
+	nice $(BIN)/mypy
 
 # Four workers with one thread each, for two cores: two workers run nodes and mostly wait (test/conftest.py). RETRY=1
 # runs failed tests once more, alone. The tests start some hundred processes, which share their bytecode.
 unit: export PYTHONDONTWRITEBYTECODE =
 unit: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --no-loadscope-reorder $(ARGS) || { [ -n "$(RETRY)" ] && echo "once more, what failed:" && \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 $(ARGS) || { [ -n "$(RETRY)" ] && echo "once more, what failed:" && \
 	  $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none; }
 
 bench: $(VENV)/.test

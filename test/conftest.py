@@ -7,14 +7,18 @@ optional libraries are missing are skipped, and a run in which every test is ski
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import re
 import signal
 import sys
 import types
+from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.reports import CollectReport  # pytest.CollectReport from pytest 7 on
@@ -29,11 +33,12 @@ def lacks(module: str) -> bool:
 
 
 MISSING = [*filter(lacks, NEEDED), *(["pytest 7"] if PYTEST < (7, 0) else [])]
+HERE = Path(__file__).parent
 IGNORED: dict[str, str] = {}  # folders that pytest 7 cannot skip, and why
 
 if PYTEST < (8, 3):  # makes up a package for each folder, or takes Python's own package `test`
     folders = sys.modules["test"] = types.ModuleType("test")
-    folders.__path__ = [str(Path(__file__).parent)]
+    folders.__path__ = [str(HERE)]
 
 
 def pytest_plugin_registered(manager: pytest.PytestPluginManager) -> None:
@@ -90,7 +95,9 @@ def pytest_make_collect_report(collector: pytest.Collector) -> CollectReport | N
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out folders whose conftest.py skips: pytest 7 would skip the whole run."""
+    """Leave out what other workers run, and folders whose conftest.py skips: pytest 7 would skip the whole run."""
+    if _is_of_others(collection_path):
+        return True
     conftest = collection_path / "conftest.py"
     if PYTEST >= (8, 0) or not conftest.exists():
         return None
@@ -118,18 +125,37 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 ONE_BY_ONE = {
     "nodes": ("node", "console", "test_security.py"),
     "real time": ("commission/test_commission", "graph", "replay", "ros", "serve", "tools/faults"),
+    "training": tuple(f"training/test_{name}" for name in ("six_commands", "bad_data", "trainer")),
     "lockstep": ("sim",),
 }
-"""Tests that one worker runs one after another: two groups of running nodes and servers, which mostly wait, and
-simulations that wait for their node."""
+"""Tests that one worker runs one after another: two groups of running nodes and servers, which mostly wait,
+training in processes that share their imports, and simulations that wait for their node."""
+OWNERS = {"gw0": "nodes", "gw1": "real time"}
+"""Workers that run one group only, and import no more; the others run the rest."""
 APART = ("engine/test_kernels.py", "policies/openvla/test_demo_checkpoint.py")
 """Files whose tests take minutes and share nothing: each may run on another worker."""
 
 
+def _is_of_others(path: Path) -> bool:
+    """Whether other workers run all tests of a file or folder; one that replaces a crashed worker runs any."""
+    worker, count = os.environ.get("PYTEST_XDIST_WORKER", ""), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
+    if count <= len(OWNERS) or int(worker[2:]) >= count or HERE not in path.parents:
+        return False
+    place, own = path.relative_to(HERE).as_posix(), OWNERS.get(worker)
+    owned = {group for group in OWNERS.values() if place.startswith(ONE_BY_ONE[group])}
+    above = own and any(room.startswith(f"{place}/") for room in ONE_BY_ONE[own])
+    return not above if own and not owned else bool(owned) and own not in owned
+
+
 def pytest_runtest_logstart(nodeid: str) -> None:
     """Lower the priority of workers that only compute, in favour of those that run nodes."""
-    if "PYTEST_XDIST_WORKER" in os.environ and _worker(nodeid) not in ("nodes", "real time") and os.nice(0) == 0:
+    if "PYTEST_XDIST_WORKER" in os.environ and _worker(nodeid) not in OWNERS.values() and os.nice(0) == 0:
         os.nice(10)
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported out of every later search for garbage."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -141,12 +167,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Keep a file's tests, and those of a group, on one worker."""
+    """Keep a file's tests, and those of a group, on one worker, which has collected them."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return _worker(nodeid)
+
+        def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
+            self.registered_collections[node] = list(collection)
+
+        def schedule(self) -> None:
+            if self.collection is None:
+                self.collection = [*dict.fromkeys(chain(*self.registered_collections.values()))]
+                for nodeid in self.collection:
+                    self.workqueue.setdefault(_worker(nodeid), {})[nodeid] = False
+            for node in self.nodes * 2:  # as many tests as a worker asks for
+                self._reschedule(node)
+
+        def _reschedule(self, node: Any) -> None:
+            known = self.registered_collections.get(node)
+            if known is None or node.shutting_down or self._pending_of(self.assigned_work[node]) > 2:
+                return
+            unit = next((unit for unit, tests in self.workqueue.items() if next(iter(tests)) in known), None)
+            if unit is None:
+                node.shutdown()
+                return
+            self.workqueue.move_to_end(unit, last=False)
+            self._assign_work_unit(node)
 
     return Scheduling(config, log)
 

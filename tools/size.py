@@ -6,8 +6,7 @@ test/test_architecture.py holds these figures to the limits that docs/architectu
 """
 
 import ast
-import io
-import tokenize
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,9 +42,9 @@ INTERFACES = {
     ),
 }
 """Names that several files define on purpose, with the same meaning: each implements its part of an interface."""
-_NO_CODE = {
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
-}  # fmt: skip
+_COMMENT_OR_STRING = re.compile(
+    r"#[^\n]*|" + "|".join(rf"{q}(?:[^\\]|\\.)*?{q}" for q in ('"""', "'''", '"', "'")), re.DOTALL
+)
 _ON_PURPOSE = {name for names in INTERFACES.values() for name in names}
 
 
@@ -60,10 +59,8 @@ def count_lines(path: Path) -> int:
 def count_code(path: Path) -> int:
     """Count the lines of a file without blanks, comments and docstrings."""
     text = path.read_text(encoding="utf-8")
-    lines = set[int]()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in _NO_CODE:
-            lines |= set(range(token.start[0], token.end[0] + 1))
+    code = _COMMENT_OR_STRING.sub(lambda found: "" if found[0][0] == "#" else re.sub("(?m)^$", "x", found[0]), text)
+    lines = {number for number, line in enumerate(code.split("\n"), 1) if line.strip(" \\")}
     for node in ast.walk(ast.parse(text)):
         if (
             isinstance(node, ast.Expr)

@@ -81,7 +81,7 @@ def test_which_of_two_chains_is_the_arm_is_refused_with_the_candidates(tmp_path:
     file = tmp_path / "arm.urdf"
     file.write_text(description(chain("a_", 6) | chain("b_", 6)))
     words = ("init", str(file), "--output", str(tmp_path / "arm.yaml"), "--backend", "none")
-    done = vla_ros(*words, status=1, stdin=subprocess.DEVNULL)
+    done = vla_ros(*words, status=1)
     assert "--tip: " in done.stderr
     assert "expected one of a_link_5, b_link_5" in done.stderr
     assert not (tmp_path / "arm.yaml").exists()
@@ -140,7 +140,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_topics_are_read_from_the_graph_and_units_are_never_guessed(tmp_path: Path, driver: None) -> None:
     output = tmp_path / "arm.yaml"
     words = ("init", str(resolve(DEMO)), "--output", str(output), "--backend", "dds")
-    done = vla_ros(*words, status=1, stdin=subprocess.DEVNULL)
+    done = vla_ros(*words, status=1)
     assert "/arm/joint_command takes sensor_msgs/msg/JointState, whose unit is not in the message" in done.stderr
     assert "expected one of joint_state, joint_velocity_state" in done.stderr
     vla_ros(*words, "--control-output", "joint_state")

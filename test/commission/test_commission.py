@@ -169,5 +169,5 @@ def test_ctrl_c_leaves_a_held_arm_and_no_file(commission: Run) -> None:
 def test_without_a_person_only_the_simulated_arm_moves() -> None:
     done = vla_ros("commission", "--config", "ur5e", "--yes", status=1)
     assert "--yes: moves an arm that nobody watches" in done.stderr
-    done = vla_ros("commission", "--config", "ur5e", status=1, stdin=subprocess.DEVNULL)
+    done = vla_ros("commission", "--config", "ur5e", status=1)
     assert "this command needs a terminal" in done.stderr

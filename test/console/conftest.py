@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ pytest.importorskip("websockets", reason="the library websockets is not installe
 from websockets.sync.client import ClientConnection, connect
 
 from tools.chromium import CHROMIUM, Browser, wait
+from tools.forks import Fork, vla_ros
 
 from ..node.conftest import Robot, inside, robot, start
 
@@ -33,9 +33,8 @@ class Console:
 
     def __init__(self, log: Path, *words: str) -> None:
         self.log = log
-        command = [sys.executable, "-m", "vla_ros.cli", "console", "--port", "0", "--backend", "dds", *words]
-        with log.open("w") as output:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        given = ["console", "--port", "0", "--backend", "dds", *words]
+        self.process = Fork(vla_ros, given, log)
         try:
             wait(lambda: "token=" in self.text or self.process.poll() is not None, 60.0, lambda: self.text)
         except AssertionError:
@@ -62,7 +61,7 @@ class Console:
         return connect(address, sock=raw, origin=given, compression=None, proxy=None)
 
     def end(self) -> int:
-        self.process.terminate()
+        self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(15)
         finally:

@@ -1,6 +1,4 @@
 import argparse
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
 
+from tools import forks
 from vla_ros.execution.source import PolicySource
 from vla_ros.graph import open_graph
 from vla_ros.node.policy_node import PolicyNode
@@ -66,9 +65,10 @@ def test_the_benchmark_keeps_finished_rows(tmp_path) -> None:
     words = ["--episodes", "1", "--delays", "100", "--json", str(figures), "--schedules", "sync"]
 
     def made(*more: str) -> list[str]:
-        command = [sys.executable, str(script), *words, *more, "--", "-p", "policy.device:=cpu"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
-        return done.stdout.splitlines()
+        printed = tmp_path / "printed"
+        process = forks.Fork(forks.script, [str(script), *words, *more, "--", "-p", "policy.device:=cpu"], printed)
+        assert process.wait(200) == 0, printed.read_text()
+        return printed.read_text().splitlines()
 
     first, again = made(), made("rtc")
     assert first[-1].startswith("| 100 ms | sync | 1 of 1 |")

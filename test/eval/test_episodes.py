@@ -15,6 +15,7 @@ from vla_ros.graph.node import Graph
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.policies import Session
 from vla_ros.types import ActionChunk, Observation
+from vla_ros_lab.eval import graph as module
 from vla_ros_lab.eval.arguments import LOCKSTEP_OPTIONS, parse, plan_demo
 from vla_ros_lab.eval.command import free_domain
 from vla_ros_lab.eval.graph import GraphPort
@@ -116,8 +117,11 @@ def test_arms_obey_every_kind_of_action_as_in_a_single_process(graph, policy, ar
     np.testing.assert_allclose(result.trace.actions, expected.trace.actions, atol=1e-6)
 
 
-def test_in_lockstep_a_velocity_lasts_until_the_next_frame(graph, policy):
-    """The duration of an inference has no influence, because simulated time stands still."""
+def test_in_lockstep_a_velocity_lasts_until_the_next_frame(graph, policy, monkeypatch):
+    """The duration of an inference has no influence: simulated time stands still, and no frame is sent twice."""
+    sent, publish = [], GraphPort.publish
+    monkeypatch.setattr(module, "_RESEND", 0.1)
+    monkeypatch.setattr(GraphPort, "publish", lambda port, *of: (sent.append(of[1]), publish(port, *of)))
     config, world = of_demo("--actions", "joint_velocity")
     with world:
         watched = policy(config=config)
@@ -132,6 +136,7 @@ def test_in_lockstep_a_velocity_lasts_until_the_next_frame(graph, policy):
         again = made.run(3)
     assert (again.steps, again.reason) == (fast.steps, "success")
     np.testing.assert_allclose(again.trace.actions, fast.trace.actions, atol=1e-9)
+    assert len(sent) == len(set(sent)) > again.steps
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tools.forks import Fork
 from vla_ros.config import load
 from vla_ros.execution.source import PolicySource
 from vla_ros.graph import open_graph
@@ -26,7 +26,7 @@ from vla_ros.vision.messages import encode_image
 
 sys.path.append(str(Path(__file__).parent))  # test modules are imported by path: live_loop would not be found
 
-from scripted_node import ScriptedPolicy, forked, main
+from scripted_node import ScriptedPolicy, main
 
 PATIENCE = 20.0
 JOINTS = tuple(f"joint_{number}" for number in range(1, 8))
@@ -169,38 +169,6 @@ class Robot:
         self._ended = True
         self._thread.join(10)
         self.graph.close()
-
-
-class Fork:
-    """A node in a process that need not import anything: what the tests use of Popen."""
-
-    _context = multiprocessing.get_context("forkserver")
-    _context.set_forkserver_preload(
-        ["vla_ros.node.run", "vla_ros.graph.dds", "rosbags.typesys.stores.ros2_jazzy", "pinocchio"]
-    )
-
-    def __init__(self, main: Callable[[Sequence[str]], int], words: Sequence[str], log: Path) -> None:
-        log.write_text("")
-        self._process = self._context.Process(target=forked, args=(main, words, dict(os.environ), log))
-        self._process.start()
-        assert self._process.pid is not None
-        self.pid = self._process.pid
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self, timeout: float) -> int:
-        self._process.join(timeout)
-        if self._process.exitcode is None:
-            raise subprocess.TimeoutExpired("scripted_node.py", timeout)
-        return self._process.exitcode
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self._process.kill()
 
 
 class Node:

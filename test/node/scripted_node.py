@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -80,18 +80,6 @@ def spin_fails(words: Sequence[str]) -> int:
 def vla_ros_run(words: Sequence[str]) -> int:
     """Do what ``vla-ros run`` does."""
     return command(["run", *words])
-
-
-def forked(
-    main: Callable[[Sequence[str]], int], words: Sequence[str], environment: dict[str, str], log: Path
-) -> None:
-    """Run a node in this process, which was forked from one that has imported what it needs."""
-    os.environ.clear()
-    os.environ.update(environment)
-    with log.open("a") as output:
-        for standard in (1, 2):
-            os.dup2(output.fileno(), standard)
-    sys.exit(main(words))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 import os
-import subprocess
-import sys
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.forks import Fork, vla_ros
 from tools.robots.descriptions import ROBOTS, homes, urdf
 from tools.robots.drivers import Drivers
 from tools.robots.path import follow
@@ -30,11 +30,8 @@ class Run:
         self.config: Config = load([config_file(name)], words)
         self.drivers = Drivers(self.config, {arm.name: homes(name) for arm in self.config.arms})
         self.log = folder / "log"
-        command = [sys.executable, "-m", "vla_ros.cli", "run", "--config", name]
-        with self.log.open("w") as log:
-            self.node = subprocess.Popen(
-                [*command, *(word for each in words for word in ("-p", each))], stdout=log, stderr=log
-            )
+        given = [word for each in words for word in ("-p", each)]
+        self.node = Fork(vla_ros, ["run", "--config", name, *given], self.log)
 
     def until(self, ready: Callable[[], object], seconds: float = 100.0) -> None:
         """Wait for ``ready()``."""
@@ -45,7 +42,7 @@ class Run:
             time.sleep(0.02)
 
     def close(self) -> None:
-        self.node.terminate()
+        self.node.send_signal(signal.SIGTERM)
         try:
             self.node.wait(15)
         finally:

@@ -4,10 +4,7 @@ Regressions pinned: a rank that was lost and leaves an inference waiting for eve
 a shard that is quantised with scales of its own.
 """
 
-import importlib.util
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,26 +17,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from test.policies.oft.conftest import cases, make_policy, observe
 from tools.checkpoints.tiny import tiny_architecture, write_tiny
-from tools.checkpoints.vocabulary import PROMPT_WORDS, word_ids, write_tokenizer
 from vla_ros.config import Config, TimeoutsConfig, load
 from vla_ros.control.reasons import Reason, reason_of
 from vla_ros.errors import ConfigError, DeviceLostError
 from vla_ros.types import Observation
-from vla_ros_models.engine.token_engine import EngineRequest
 from vla_ros_models.engine.weights import dequantize, quantize
-from vla_ros_models.openvla.architecture import read_architecture
-from vla_ros_models.openvla.loading import build_empty
 from vla_ros_models.openvla.options import OpenVLAOptions
 from vla_ros_models.openvla.policy import OpenVLAPolicy
-from vla_ros_models.openvla.prompt import close_prompt
 from vla_ros_models.splitting import check_split
-from vla_ros_models.weights import write_shards
 
-GOLDEN = Path(__file__).parents[1] / "data" / "openvla"
 TIMEOUT = 8.0  # s; several times as long as these inferences take on a busy machine
 
 
@@ -249,30 +238,3 @@ def test_the_memory_plan_is_one_per_gpu(tiny):
     whole, parts = openvla(tiny, 1).describe_memory(), openvla(tiny).describe_memory()
     assert whole.count("memory of cpu") == 1
     assert parts.count("memory of cpu") == 2
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_two_processes_decode_the_published_codes_tokens(tmp_path):
-    """With the true vision towers, one in each process."""
-    spec = importlib.util.spec_from_file_location("golden_weights", GOLDEN / "golden_weights.py")
-    golden = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(golden)
-    network = build_empty(read_architecture(GOLDEN))
-    names = {name: tuple(one.shape) for name, one in network.named_parameters()}
-    shutil.copy(GOLDEN / "config.json", tmp_path)
-    write_tokenizer(tmp_path, word_ids(PROMPT_WORDS, network.architecture.empty_token))
-    parts = [[name for name in names if name.startswith(stem)] for stem in ("vision", "projector", "language")]
-    write_shards(
-        tmp_path, parts, lambda part: ((one, torch.from_numpy(golden.array(one, names[one]))) for one in part)
-    )
-    policy = openvla(tmp_path, timeout=60.0, unnorm_key="alpha", drafts="none", dtype="float32", self_test=False)
-    policy.load()
-    answers = json.loads((GOLDEN / "cases.json").read_text())
-    for number in ("00", "03", "04", "09"):
-        case = answers[int(number)]
-        image = Image.open(GOLDEN / f"{number}.png").resize((224, 224), Image.Resampling.BICUBIC)
-        ids = np.array(close_prompt(case["input_ids"], network.architecture.empty_token))
-        [found] = policy.loaded.engine.answer([EngineRequest(np.array(image), ids)])
-        np.testing.assert_array_equal(found.tokens, case["tokens"])
-    policy.close()

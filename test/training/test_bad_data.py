@@ -3,8 +3,6 @@
 import json
 import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ pytest.importorskip("peft", reason="the library peft is not installed (extra 'tr
 
 from test.training.test_check import ONE
 from test.training.test_reading import tiny_set
+from tools import forks
 from vla_ros.cli.main import main
 from vla_ros.config import load
 from vla_ros.errors import VlaRosError
@@ -23,13 +22,20 @@ from vla_ros.policies.base import create
 from vla_ros_models.checkpoint_files import checkpoint_folder
 
 OPTIONS = [word for option in ONE for word in ("-p", option)]
-STEPS = 40
+STEPS = 25
 
 
 def command(data: Path, output: Path, *more: str) -> list[str]:
     start = ["finetune", str(data), "--checkpoint", "demo-pi", "--config", "demo", "--config", "demo_pi", *OPTIONS]
     quick = ["--batch", "2", "--workers", "0", "--device", "cpu", "--save-every", "1"]
     return [*start, "--output", str(output), *quick, *more]
+
+
+def forked(words: list[str], tmp_path: Path) -> tuple[forks.Fork, Path]:
+    """Start the command; return its process, and what it says on standard error."""
+    forks.preload(*forks.TRAINING)
+    told = tmp_path / "told"
+    return forks.Fork(forks.vla_ros, words, tmp_path / "printed", told), told
 
 
 def still(tmp_path: Path, *lengths: int) -> Path:
@@ -74,17 +80,12 @@ def test_bad_data_leave_nothing(tmp_path: Path, capsys: Any) -> None:
 def test_a_full_disk_ends_with_a_message_and_the_run_resumes(tmp_path: Path) -> None:
     """Files end at 100 kB, as on a disk that is full: the state does not fit."""
     words = command(still(tmp_path, 9, 9), tmp_path / "out", "--steps", "2", "--hold-out", "0")
-    program = [sys.executable, "-m", "vla_ros.cli", *words]
-
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-
-    done = subprocess.run(program, capture_output=True, text=True, timeout=240, preexec_fn=limit)
-    assert done.returncode == 1
-    assert "could not be written" in done.stderr
-    assert "free some space" in done.stderr
-    assert "Traceback" not in done.stderr
+    process, told = forked(words, tmp_path)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100_000, 100_000))
+    assert process.wait(240) == 1
+    assert "could not be written" in told.read_text()
+    assert "free some space" in told.read_text()
+    assert "Traceback" not in told.read_text()
     assert not list((tmp_path / "out").glob("*.safetensors"))
     require_no_checkpoint(tmp_path / "out")
     assert main(words) == 0
@@ -94,18 +95,15 @@ def test_a_full_disk_ends_with_a_message_and_the_run_resumes(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_ctrl_c_ends_with_a_message_and_the_run_resumes(tmp_path: Path, capsys: Any) -> None:
     words = command(still(tmp_path, 9, 9), tmp_path / "out", "--steps", str(STEPS), "--hold-out", "0")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vla_ros.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process, told = forked(words, tmp_path)
     deadline = time.monotonic() + 200
     while process.poll() is None and not list((tmp_path / "out").glob("run/step-*")):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert "the same command resumes there" in told
-    assert "Traceback" not in told
+    assert process.wait(120) == 1
+    assert "the same command resumes there" in told.read_text()
+    assert "Traceback" not in told.read_text()
     require_no_checkpoint(tmp_path / "out")
     assert main([*words, "--json", str(tmp_path / "f.json")]) == 0
     assert "resumes after step" in capsys.readouterr().out

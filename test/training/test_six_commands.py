@@ -6,8 +6,6 @@ import math
 import re
 import shlex
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,8 @@ pytest.importorskip("mcap", reason="the library mcap is not installed (extra 're
 
 from PIL import Image
 
+from test.command import vla_ros
+from tools import forks
 from vla_ros.cli.main import main
 from vla_ros.graph import open_graph
 from vla_ros_lab.eval.command import private_graph
@@ -57,7 +57,7 @@ def told(command: str) -> list[str]:
         command = re.sub(rf"\b{name}\b", stand_in, command)
     words = shlex.split(f"{command} {SMALL[command.split()[1]]}")
     assert words[0] == "vla-ros"
-    return [sys.executable, "-m", "vla_ros.cli", *words[1:]]
+    return words[1:]
 
 
 @pytest.fixture
@@ -79,17 +79,15 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(words: list[str]) -> str:
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240)
-    assert done.returncode == 0, f"{words}\n{done.stdout}"
-    assert "Warning" not in done.stdout
-    assert "Failed to load" not in done.stdout
+    done = vla_ros(*words)
+    assert "Warning" not in done.stdout + done.stderr
+    assert "Failed to load" not in done.stdout + done.stderr
     return done.stdout
 
 
 @contextlib.contextmanager
 def started(words: list[str], log: Path) -> Any:
-    with log.open("w") as stream:
-        process = subprocess.Popen(words, stdout=stream, stderr=subprocess.STDOUT)
+    process = forks.Fork(forks.vla_ros, words, log)
     try:
         yield process
         assert process.poll() is None, log.read_text()
@@ -97,7 +95,6 @@ def started(words: list[str], log: Path) -> Any:
         assert process.wait(60) == 0, log.read_text()
     finally:
         process.kill()
-        process.wait()
 
 
 class Person:
@@ -149,14 +146,15 @@ class Person:
 
 @pytest.mark.slow
 def test_from_a_recording_to_a_checkpoint_that_runs(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    forks.preload(*forks.TRAINING)
     record, check, train, old, new, judge, deploy = map(told, commands())
-    demo = [sys.executable, "-m", "vla_ros.cli", "demo", "--attach", "--real-time", "--config", "robot.yaml"]
+    demo = ["demo", "--attach", "--real-time", "--config", "robot.yaml"]
     with started(record, desk / "run.log"), contextlib.closing(Person()) as person:
         played = run([*demo, "--checkpoint", "demo-pi", "--episodes", "2", "--max-steps", "80"])
         assert person.actions >= PERSONS, f"{played}\n{person.status}\n{(desk / 'run.log').read_text()}"
     run(train)
     for words in ([*check, "--json", "check.json"], old, new, judge):
-        assert main(words[3:]) == 0
+        assert main(words) == 0
     printed = capsys.readouterr().out
     assert json.loads((desk / "check.json").read_text())["summary"]["corrections"] == 1
     assert "of them corrections" in printed

@@ -3,8 +3,7 @@
 import argparse
 import json
 import os
-import subprocess
-import sys
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from test.training.runs import CPU, OPTIONS, PART, SMOLVLA, ArmSamples, opened, policy_of, run, stream_of
+from tools import forks
 from vla_ros.cli.main import main
 from vla_ros.config import load
 from vla_ros.contract.features import complete_spec
@@ -317,12 +317,13 @@ RUNS = Path(__file__).with_name("runs.py")
 @pytest.mark.slow
 def test_killed_runs_resume(tmp_path):
     """Processes that are killed while they start, train or write a state resume to the same losses, bit for bit."""
-    command = [sys.executable, str(RUNS), "kill", str(tmp_path), "3", "40"]
-    done = subprocess.run(
-        command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE, text=True
+    forks.preload(*forks.TRAINING)
+    variables, said = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}, tmp_path / "said"
+    process = forks.Fork(
+        forks.script, [str(RUNS), "kill", str(tmp_path), "3", "24"], tmp_path / "said", environment=variables
     )
-    assert done.returncode == 0, done.stdout
-    assert "losses of 40 steps equal: True" in done.stdout
+    assert process.wait(240) == 0, said.read_text()
+    assert "losses of 24 steps equal: True" in said.read_text()
 
 
 @pytest.mark.slow
@@ -334,8 +335,13 @@ def test_two_processes_have_the_losses_of_one(tmp_path):
         3,
         batch=4,
     )
-    variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29611")
-    command = [sys.executable, *launcher, str(RUNS), str(folder), "3", "2", PART]
-    subprocess.run(command, env={**os.environ, **variables}, stdout=subprocess.DEVNULL, timeout=240, check=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    launched = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    words = [str(RUNS), str(folder), "3", "2", PART]
+    ranks = []
+    for rank in ("0", "1"):  # as torchrun starts them
+        variables = {**os.environ, **launched, "ACCELERATE_USE_CPU": "true", "RANK": rank, "LOCAL_RANK": rank}
+        ranks.append(forks.Fork(forks.script, words, tmp_path / rank, environment=variables))
+    assert [process.wait(240) for process in ranks] == [0, 0], [(tmp_path / rank).read_text() for rank in "01"]
     np.testing.assert_allclose(json.loads((folder / "losses.json").read_text()), expected.losses, rtol=1e-5)

@@ -40,6 +40,7 @@ _OBEYED = ("joint_state", "joint_velocity_state", "joint_trajectory", *_UNNAMED)
 _PATIENCE = 5.0  # s for which the policy node may hold or be disarmed
 _LONGEST_GAP = 1.5  # s; largest time between two of its status messages that counts; it publishes once a second
 _RESEND = 3.0  # s of wall clock after which a frame that may be lost is sent again
+_SPARE = 2  # status messages after a frame by which a node that has received it has a command, too
 _RESET = 3.0  # s of simulated time between two episodes, so that the arm may be elsewhere
 _ACTION_WAIT = 0.2  # s to wait for the action of a command
 _TICK = 0.02  # s: joint states at 50 Hz
@@ -110,12 +111,13 @@ class PolicyStatus:
     Attributes:
         instruction: The instruction that the node has received.
         dropped: Number of frames that led to no command.
+        heard: Number of messages.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, patient: bool = False) -> None:
         self._clock, self._patient = clock, patient
         self._state = self._explanation = self.instruction = ""
-        self.dropped = 0
+        self.dropped = self.heard = 0
         self._received, self._idle = clock(), 0.0
 
     def update(self, text: str) -> None:
@@ -132,7 +134,7 @@ class PolicyStatus:
         idles = "armed" not in (state, self._state or "armed")  # in this message and the previous one
         self._idle = self._idle + min(_LONGEST_GAP, now - self._received) if idles else 0.0
         self._state, self._explanation, self._received = state, explanation, now
-        self.instruction, self.dropped = instruction, dropped
+        self.instruction, self.dropped, self.heard = instruction, dropped, self.heard + 1
 
     @property
     def stopped(self) -> str:
@@ -237,7 +239,7 @@ class GraphPort(Port):
 
     def exchange(self, measure: Measure, seconds: float) -> bool:
         """Publish a frame, and wait until every driver has a command for it."""
-        deadline, dropped = time.monotonic() + self._timeout, self.policy.dropped
+        deadline, dropped, heard = time.monotonic() + self._timeout, self.policy.dropped, self.policy.heard
         self._answers, count = {}, len(self.actions)
         self.publish(measure(self.cameras, self.stamp(seconds)), self.last)
 
@@ -247,7 +249,10 @@ class GraphPort(Port):
         while not self._spin(lambda: complete() or self._hopeless(), min(_RESEND, deadline - time.monotonic())):
             if time.monotonic() >= deadline:
                 return False
+            if self.policy.heard < heard + _SPARE:
+                continue  # the node is busy: it says nothing during a step
             # The frame may be lost. If the node has dropped it, it needs another one.
+            heard = self.policy.heard
             if self.policy.dropped > dropped:
                 dropped = self.policy.dropped
                 self.stamp(seconds)

@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
 pytest.importorskip("mujoco", reason="the library mujoco is not installed (extra 'sim')")
 
+from test.command import vla_ros
 from tools.checkpoints.openvla import config_json
 from tools.train.card import model_card
-from tools.train.evaluate import run_demo
 from tools.train.network import architecture_of
 from tools.train.recipe import DATASET, FOREIGN_DATASET, TRAINING_SEED, NetworkRecipe, from_json
 from tools.train.tokens import FOREIGN_STATISTICS, statistics_of
@@ -38,7 +38,8 @@ def episodes(count: int, *words: str) -> list[dict[str, Any]]:
     """Episodes; a right one takes 17 to 21 steps."""
     scenes = ("--simulated-time", "--max-steps", "28", "--seed", str(SEED), "--episodes", str(count))
     network = ("-p", "policy.device:=cpu", "-p", "policy.dtype:=float32", "-p", "policy.engine:=reference")
-    found: list[dict[str, Any]] = run_demo("--checkpoint", DEMO, *scenes, *network, *words)["episodes"]
+    done = vla_ros("demo", "--checkpoint", DEMO, *scenes, *network, *words, "--json", "-")
+    found: list[dict[str, Any]] = json.loads(done.stdout)["episodes"]
     return found
 
 

@@ -1,19 +1,24 @@
 import importlib.util
 import json
-import os
-from concurrent.futures import ThreadPoolExecutor
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
+from tools.checkpoints.vocabulary import PROMPT_WORDS, word_ids, write_tokenizer
+from vla_ros.config import Config, TimeoutsConfig
+from vla_ros_models.engine.token_engine import EngineRequest
 from vla_ros_models.openvla.architecture import read_architecture
 from vla_ros_models.openvla.loading import build_empty
+from vla_ros_models.openvla.options import OpenVLAOptions
+from vla_ros_models.openvla.policy import OpenVLAPolicy
 from vla_ros_models.openvla.processing import ActionBins, read_dataset_statistics
 from vla_ros_models.openvla.prompt import close_prompt
-from vla_ros_models.weights import place
+from vla_ros_models.weights import place, write_shards
 
 FOLDER = Path(__file__).parents[2] / "data" / "openvla"
 
@@ -33,16 +38,32 @@ def cases():
 
 
 @pytest.fixture(scope="module")
-def model():
+def checkpoint(tmp_path_factory):
+    """Two files, one of which has the vision towers."""
     spec = importlib.util.spec_from_file_location("golden_weights", FOLDER / "golden_weights.py")
     golden = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(golden)
+    folder = tmp_path_factory.mktemp("published")
+    network = build_empty(read_architecture(FOLDER))
+    shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+    shutil.copy(FOLDER / "config.json", folder)
+    write_tokenizer(folder, word_ids(PROMPT_WORDS, network.architecture.empty_token))
+    towers = [name for name in shapes if name.startswith("vision")]
+    parts = [towers, [name for name in shapes if name not in towers]]
+    write_shards(
+        folder, parts, lambda part: ((one, torch.from_numpy(golden.array(one, shapes[one]))) for one in part)
+    )
+    yield folder
+    shutil.rmtree(folder)  # 3 GB
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint):
     model = build_empty(read_architecture(FOLDER))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        for name, array in zip(shapes, threads.map(golden.array, shapes.keys(), shapes.values()), strict=True):
-            place(model, name, torch.from_numpy(array), device, torch.float32)
+    for file in checkpoint.glob("*.safetensors"):
+        for name, tensor in load_file(file).items():
+            place(model, name, tensor, device, torch.float32)
     return model.to(device)
 
 
@@ -69,3 +90,18 @@ def test_the_published_codes_tokens_and_actions(model, cases, number):
     np.testing.assert_array_equal(normalized, case["normalized"])
     for key, statistics in read_dataset_statistics(FOLDER).items():
         np.testing.assert_allclose(statistics.unnormalize(normalized), case[f"action_{key}"], atol=1e-12)
+
+
+@pytest.mark.timeout(900)
+def test_two_processes_decode_the_published_codes_tokens(checkpoint, cases):
+    """With the true vision towers, one in each process."""
+    options = {"unnorm_key": "alpha", "drafts": "none", "dtype": "float32", "self_test": False}
+    options |= {"device": "cpu", "gpus": 2, "engine": "graph", "checkpoint": str(checkpoint)}
+    policy = OpenVLAPolicy(Config(OpenVLAOptions(**options), timeouts=TimeoutsConfig(inference=60.0)))
+    policy.load()
+    case = cases["03"]
+    image = Image.open(FOLDER / "03.png").resize((224, 224), Image.Resampling.BICUBIC)
+    ids = np.array(close_prompt(case["input_ids"], read_architecture(FOLDER).empty_token))
+    [found] = policy.loaded.engine.answer([EngineRequest(np.array(image), ids)])
+    policy.close()
+    np.testing.assert_array_equal(found.tokens, case["tokens"])
