@@ -19,7 +19,7 @@ from vla_ros.vision.decode import DecodedPoints
 from vla_ros.vision.depth import decode_compressed_depth, decode_depth
 from vla_ros.vision.messages import CdrBytes
 
-PATIENCE = 0.1
+TRANSFORM_WAIT = 0.1
 """Seconds to wait for a transform that is not there yet if ``timeouts.camera_skew`` is 0."""
 
 _MOST_BYTES = 64 << 10  # of a message of transforms; hundreds of frames need less

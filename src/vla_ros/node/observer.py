@@ -14,7 +14,7 @@ from vla_ros.contract.state import Measured, StateError, StateReader
 from vla_ros.control.inputs import Snapshot
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ConfigError, ImageError
-from vla_ros.node.depth import PATIENCE, DepthCameras
+from vla_ros.node.depth import TRANSFORM_WAIT, DepthCameras
 from vla_ros.types import Float32Array, FloatArray, Observation, RawImage, UInt8Array
 from vla_ros.vision.decode import DecodedPoints, decode_points
 from vla_ros.vision.messages import CdrBytes
@@ -186,7 +186,7 @@ class Observer:
             raise Refused(Reason.INPUT_MISSING, f"no frame yet on {topic}")
         try:
             if index in self._measured:
-                patience = self.timeouts.camera_skew or PATIENCE
+                patience = self.timeouts.camera_skew or TRANSFORM_WAIT
                 found, depth = self.depth.decode(index, data, patience)
             else:
                 found, depth = decode_points(data), _NONE
