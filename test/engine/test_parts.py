@@ -96,8 +96,8 @@ def test_buckets():
     assert buckets.lengths[-1] == 2041
     assert buckets.choose(26) == 288  # 256 + 26 + 6
     assert buckets.choose(27) == 320
-    assert buckets.choose(26, (640, 320)) == 320
-    assert buckets.choose(500, (640, 320)) is None
+    assert buckets.choose(26, (320, 640)) == 320
+    assert buckets.choose(500, (320, 640)) is None
     assert buckets.text(288) == 32
     longest = 2041 - 256 - 6
     assert buckets.require(longest) == 2041

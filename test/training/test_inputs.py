@@ -40,8 +40,10 @@ def test_inputs_are_those_of_inference(family):
             assert found["slots"][len(prompt) : -1].all()
         else:
             np.testing.assert_array_equal(found["tokens"], request.tokens)
-        if getattr(request, "state", None) is not None:
-            np.testing.assert_array_equal(found["state"], np.asarray(request.state, np.float32))
+        state = getattr(request, "state", None)
+        if state is not None:
+            state = state() if callable(state) else state
+            np.testing.assert_array_equal(found["state"], np.asarray(state, np.float32))
         if family == "groot":
             np.testing.assert_array_equal(found["positions"], request.positions)
     policy.close()

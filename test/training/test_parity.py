@@ -42,7 +42,7 @@ def inputs(policy: Any, observation: Observation) -> dict[str, np.ndarray]:
         value = getattr(request, field.name)
         for index, one in enumerate(value if isinstance(value, (list, tuple)) else [value]):
             if not isinstance(one, (int, float, str, type(None))):
-                found[f"{field.name}.{index}"] = np.asarray(one)
+                found[f"{field.name}.{index}"] = np.asarray(one() if callable(one) else one)
     return found
 
 
