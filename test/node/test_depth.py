@@ -343,7 +343,8 @@ def test_a_recorded_episode_is_replayed_with_its_transforms(
     for speed in (0.0, 1.0):
         policy = Looking()
         [bag] = [path.parent for path in tmp_path.glob("*/metadata.yaml")]
-        outcome = evaluate.play(evaluate.BagJob(bag, config, ReplayOptions(speed=speed), None), lambda: policy)  # noqa: B023
+        job = evaluate.BagJob(bag, config, ReplayOptions(speed=speed), None)
+        outcome = evaluate.play(job, lambda: policy)  # noqa: B023
         assert len(policy.seen) >= 5, outcome
         for observation in policy.seen:
             floor(observation.points["points"])
