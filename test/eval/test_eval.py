@@ -5,6 +5,7 @@ import importlib.util
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -311,6 +312,24 @@ def test_resume_runs_what_is_missing_or_was_an_error(tmp_path) -> None:
     assert "every episode has been run already" in again.stdout
     other = command(*REACH, "--resume", "--json", "out.json", "-p", "policy.gain:=0.5", status=1)
     assert "was made with param = []" in other.stderr
+
+
+def test_resume_asks_only_for_what_determines_the_actions(tmp_path: Path) -> None:
+    """The notes of a trainer do not; statistics, processors, tokenizer and weights do."""
+    folder = shutil.copytree(folder_of("demo"), tmp_path / "copy")
+    before = digest_of(folder)
+    shutil.copytree(folder_of("demo-pi"), folder / ".cache" / "other")
+    for name in ("README.md", "training.json", "train_config.json", "trainer_state.json", "run/state.json"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text('{"note": 1}')
+    assert digest_of(folder) == before
+    for path in sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors")):
+        if not path.name.startswith("train"):
+            old = path.read_bytes()
+            path.write_bytes(old + b" ")
+            assert digest_of(folder) != before, path.name
+            path.write_bytes(old)
+    assert digest_of(folder) == before
 
 
 def test_resume_accepts_another_port_of_the_same_policy_server(tmp_path) -> None:

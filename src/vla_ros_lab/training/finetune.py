@@ -323,8 +323,8 @@ def _promote(output: Path, base: Path, old: Path, new: Path, say: Say) -> dict[s
     if not path.is_file():
         raise ConfigError(f"--scores: {path} is missing; finish the run first, without --scores")
     content = json.loads(path.read_text(encoding="utf-8"))
-    if content["weights"] != evidence.weight_hashes(output):
-        raise ConfigError(f"--scores: {output} has other files than {path} states; train it again")
+    if names := evidence.changed(output, content["weights"]):
+        raise ConfigError(f"--scores: in {output}, {names[:5]} are others than {path} states; train it again")
     compared = proof.compare_scores({old: evidence.digest_of(base), new: evidence.digest_of(output)})
     evidence.write_evidence(output, {**content, "proof": proof.as_json(compared), "scores": [str(old), str(new)]})
     say(str(compared))
