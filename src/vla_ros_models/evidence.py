@@ -12,7 +12,7 @@ from vla_ros_models.checkpoint_files import read_json
 FOLDER, FILE = "evidence", "evidence.json"
 
 _SUFFIXES = (".safetensors", ".pt", ".json", ".model", ".jinja")
-# What trainers write beside a checkpoint, and no policy reads: the demo's facts, LeRobot's and transformers' records.
+# What trainers write beside a checkpoint, and no policy reads: our demo, LeRobot and transformers.
 _RECORDS = ("training.json", "train_config.json", "trainer_state.json")
 
 
