@@ -25,7 +25,8 @@ from test.command import VLA_ROS, vla_ros
 from vla_ros.cli.main import main
 from vla_ros.config import build
 from vla_ros.config.checkpoints import folder_of
-from vla_ros.contract.spec import PolicySpec, StateFeature
+from vla_ros.config.loading import parse_assignment
+from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.control.command import Command
 from vla_ros.errors import ConfigError
 from vla_ros_lab.eval.cli import add_arguments, scored_digest
@@ -214,6 +215,20 @@ def test_one_vector_of_a_benchmark_fills_several_of_the_policy() -> None:
     assert "state: x + rest = states" in notes
     environment.vectors["states"] = 5
     with pytest.raises(ConfigError, match="state 'x' of 1 numbers: Other sends the vectors states of 5"):
+        fit_benchmark(build({}), spec, cast(Any, environment), stated)
+
+
+def test_a_benchmarks_camera_that_the_options_name_is_the_one_that_is_shown() -> None:
+    """``features.images: image = hand`` was refused, or another camera was shown, by their order."""
+    environment = SimpleNamespace(sizes={"top": (32, 32), "side": (32, 32)}, vectors={})
+    stated = [{"name": "Other", "config": {"benchmark": "other:Other"}, "action_spec": {}}]
+    for name in ("top", "side"):
+        spec = PolicySpec((ImageFeature("image", camera=name),))
+        options, _ = fit_benchmark(build({}), spec, cast(Any, environment), stated)
+        found = build(dict(map(parse_assignment, options))).camera
+        assert found.topics[found.keys.index(name)] == f"/{name}/image"
+    spec = PolicySpec((ImageFeature("image", camera="hand"),))
+    with pytest.raises(ConfigError, match="needs the images hand, but Other sends top, side"):
         fit_benchmark(build({}), spec, cast(Any, environment), stated)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from vla_ros.config import Config, node_topics
+from vla_ros.config.sections import CameraConfig
 from vla_ros.vision.messages import IMAGE_TYPES
 from vla_ros_lab.replay.bag import Bag
 from vla_ros_lab.replay.storage import BagError
@@ -178,10 +179,15 @@ class _Finder:
             below = [one for one in candidates if one.startswith(f"{base}/")]  # another transport, such as video
             usual.append(variants[0] if variants else below[0] if len(below) == 1 else name)
         plain = [name for name in candidates if name.removesuffix("/compressed") not in set(candidates) - {name}]
-        cameras = self.topics("camera", _TRANSPORTS, tuple(usual), plain if len(usual) == 1 else ())
+        # Only where no topic was named, the bag's only camera is the policy's, whatever its name.
+        guesses = self.config.camera.topics == CameraConfig().topics
+        cameras = self.topics("camera", _TRANSPORTS, tuple(usual), plain if guesses else ())
         if len(cameras) != len(usual):
             found = f"found {list(self.config.camera.topics)}, but the bag has {candidates}"
-            raise BagError(f"camera.topics: {found}; name {len(usual)} of them with --topics camera=/a,/b")
+            how = "--topics camera=/a,/b, in the order of camera.keys" if len(usual) > 1 else "--topics camera=/a"
+            raise BagError(
+                f"camera.topics: {found}; name {len(usual)} of them with {how}, or set camera.topics to them"
+            )
         return cameras
 
     def truth(self) -> tuple[tuple[str, ...], str]:
