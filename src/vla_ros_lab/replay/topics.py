@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from vla_ros.config import Config, node_topics
-from vla_ros.config.sections import CameraConfig
+from vla_ros.config.sections import CameraConfig, TopicsConfig
 from vla_ros.vision.messages import IMAGE_TYPES
 from vla_ros_lab.replay.bag import Bag
 from vla_ros_lab.replay.storage import BagError
@@ -110,6 +110,10 @@ def select_topics(
     taken = {*truth, *(topic for _, topic in state_topics)}
     states = [name for name in find.of_type(JOINTS) if name not in taken and not _is_command(name)]
     usual = tuple(dict.fromkeys(live_name(arm.joint_states) for arm in config.arms))
+    if usual != (live_name(TopicsConfig().joint_states),) and (other := set(usual) - {*states}) and states:
+        found = f"found {sorted(other)} (topics.joint_states), but the bag has {states}"
+        if "joint_states" not in overrides:
+            raise BagError(f"joint states: {found}; set the option, or name them with --topics joint_states=/a")
     joints = find.topics("joint_states", (JOINTS,), usual, states)
     if truth_type == JOINTS and not (truth or joints):
         truth_type = ""
