@@ -4,8 +4,9 @@ import argparse
 import json
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -256,10 +257,26 @@ def write_scores(folder, *digests):
 
 
 def test_another_run_does_not_resume(tmp_path):
-    out = tmp_path / "out"
-    finetune(job(), arguments("--output", str(out), "--steps", "1", "--hold-out", "0"), lambda line: None)
-    with pytest.raises(ConfigError, match="holds another run: seed"):
-        finetune(job(), arguments("--output", str(out), "--steps", "1", "--seed", "1"), lambda line: None)
+    """Nor with another option or configuration that changes what is learned or held out."""
+    began = ("--steps", "1", "--hold-out", "0")
+
+    def again(*words: str, **changes: Any) -> Any:
+        options = arguments("--output", str(tmp_path / "out"), *began, *words)
+        return finetune(replace(job(), **changes), options, lambda line: None)
+
+    again()
+    turned = replace(job().config, camera=replace(job().config.camera, orientation=("rotate_90",)))
+    for words, changes, found in (
+        (("--seed", "1"), {}, "--seed differ"),
+        (("--hold-out", "0.8"), {}, "--hold-out differ"),
+        (("--augment", "none"), {}, "--augment differ"),
+        (("--optimizer", "adamw8bit"), {}, "--optimizer differ"),
+        ((), {"own_actions": True}, "--own-actions differ"),
+        ((), {"config": turned}, "camera.orientation differ"),
+    ):
+        with pytest.raises(ConfigError, match=f"holds another run: {found}"):
+            again(*words, **changes)
+    again("--workers", "0", "--device", "cpu", "--save-every", "7")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     with pytest.raises(ConfigError, match="is not empty"):

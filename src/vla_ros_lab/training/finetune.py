@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from vla_ros.config import Config
+from vla_ros.config.loading import flatten
 from vla_ros.config.show import number
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError
@@ -45,6 +46,13 @@ logger = logging.getLogger(__name__)
 
 RUN = "run"
 """Folder of a run's states and TensorBoard's events in the output."""
+
+_OUTPUTS = ("json", "scores", "output")
+# Of a run that resumes: where files are, whose content counts, and what changes how it is computed at most.
+_MAY_CHANGE = ("checkpoint", "data", "observations", "config", "param", "check", "device", "base_dtype")
+_MAY_CHANGE += ("no_recompute", "workers", "save_every")
+_NOT_LEARNED = ("node.", "record.", "guard.", "takeover.", "collision.", "policy.checkpoint", "policy.device")
+_NOT_LEARNED += ("policy.threads", "policy.self_test", "policy.evidence", "policy.engine", "policy.drafts")
 
 _LIBRARIES = ("torch", "accelerate", "peft", "bitsandbytes", "transformers", "vla_ros")
 
@@ -247,35 +255,25 @@ def _tokens(trainable: Any, batch: Any) -> int:
 
 def _claim(output: Path, job: FineTuning, arguments: argparse.Namespace) -> dict[str, Any]:
     """Make the output's folder, for this run only; return what identifies the run."""
-    options = {
-        name: str(value) for name, value in vars(arguments).items() if name not in ("json", "scores", "output")
-    }
-    described = {"checkpoint": str(job.folder.resolve()), "data": dict(job.data), "options": options}
+    options = {name: str(value) for name, value in vars(arguments).items() if name not in _OUTPUTS}
+    options["own_actions"] = str(job.own_actions)
+    config = {name: value for name, value in flatten(job.config).items() if not name.startswith(_NOT_LEARNED)}
+    described = {
+        "checkpoint": str(job.folder.resolve()), "data": dict(job.data), "options": options,
+        "config": json.loads(json.dumps(config)),
+    }  # fmt: skip
     path = output / RUN / "run.json"
     if int(os.environ.get("RANK", 0)):
         return described
     if path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))
-        kept = (
-            "steps",
-            "batch",
-            "accumulation",
-            "seed",
-            "adapter",
-            "learning_rate",
-            "rank",
-            "alpha",
-            "targets",
-            "train",
-            "init",
-            "flow_steps",
-            "flows",
-        )
-        changed = [name for name in kept if before["options"].get(name) != options.get(name)]
-        changed += [name for name in ("checkpoint", "data") if before[name] != described[name]]
-        if changed:
+        found = [f"--{name.replace('_', '-')}" for name in _changed(before["options"], options, _MAY_CHANGE)]
+        found += _changed(before.get("config", {}), described["config"])
+        found += [name for name in ("checkpoint", "data") if before[name] != described[name]]
+        if found:
             raise ConfigError(
-                f"--output {output}: holds another run: {', '.join(changed)} differ; name another folder"
+                f"--output {output}: holds another run: {', '.join(found)} differ; name another folder, or give "
+                "what this run began with, as run/run.json has it"
             )
     elif output.is_dir() and any(output.iterdir()):
         raise ConfigError(f"--output {output}: is not empty and holds no run; name another folder")
@@ -283,6 +281,11 @@ def _claim(output: Path, job: FineTuning, arguments: argparse.Namespace) -> dict
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     return described
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any], free: Sequence[str] = ()) -> list[str]:
+    """Return the names in both whose values differ: a run of an older release has fewer."""
+    return [name for name in now if name in before and name not in free and before[name] != now[name]]
 
 
 def _prove(job: FineTuning, trained: Policy, output: Path, samples: Samples, held: list[range]) -> proof.Proof:
