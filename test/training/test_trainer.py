@@ -256,6 +256,27 @@ def write_scores(folder, *digests):
         (folder / f"{name}.json").write_text(json.dumps(content))
 
 
+@pytest.mark.parametrize(
+    ("adapter", "options", "said"),
+    [
+        (
+            "lora",
+            {"train": "lm_expert"},
+            "--train lm_expert: fits the beginning of no parameter of a layer without",
+        ),
+        ("lora", {"targets": "nothing"}, "--targets nothing: fits the beginning of no layer; names are the check"),
+        ("lora", {"targets": "("}, r"--targets \(: no regular expression"),
+        ("full", {"train": "nothing"}, "--train nothing: fits"),
+        ("full", {"rank": 8}, "--rank: is of an adapter, and --adapter full has none"),
+        ("full", {"targets": "x"}, "--targets: is of an adapter"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(adapter, options, said):
+    """A misspelt pattern trained the adapters alone, or what else there was, and nobody said so."""
+    with pytest.raises(ConfigError, match=said):
+        opened("smolvla", adapter, **options)
+
+
 def test_another_run_does_not_resume(tmp_path):
     """Nor with another option or configuration that changes what is learned or held out."""
     began = ("--steps", "1", "--hold-out", "0")
