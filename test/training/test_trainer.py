@@ -298,6 +298,11 @@ def test_another_run_does_not_resume(tmp_path):
         with pytest.raises(ConfigError, match=f"holds another run: {found}"):
             again(*words, **changes)
     again("--workers", "0", "--device", "cpu", "--save-every", "7")
+    refused = job(), arguments("--output", str(tmp_path / "new"), "--adapter", "full", "--rank", "8")
+    with pytest.raises(ConfigError, match="--rank"):
+        finetune(*refused, lambda line: None)
+    found = finetune(job(), arguments("--output", str(tmp_path / "new"), *began), lambda line: None)
+    assert len(found["losses"]) == 1, "what was refused holds no folder"
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     with pytest.raises(ConfigError, match="is not empty"):

@@ -265,6 +265,10 @@ def _claim(output: Path, job: FineTuning, arguments: argparse.Namespace) -> dict
     path = output / RUN / "run.json"
     if int(os.environ.get("RANK", 0)):
         return described
+    # What was refused before it began has left nothing but that file.
+    if [one.name for one in output.rglob("*")] == [RUN, path.name]:
+        path.unlink()
+        path.parent.rmdir()
     if path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))
         found = [f"--{name.replace('_', '-')}" for name in _changed(before["options"], options, _MAY_CHANGE)]
