@@ -48,7 +48,7 @@ def digest_of(folder: Path) -> str:
     return hashlib.sha256(json.dumps(weight_hashes(folder), sort_keys=True).encode()).hexdigest()
 
 
-def changed(folder: Path, stated: Mapping[str, str]) -> list[str]:
+def other_files(folder: Path, stated: Mapping[str, str]) -> list[str]:
     """Return the files that are others than ``stated`` by :func:`weight_hashes`, or are not there."""
     found = weight_hashes(folder)
     counted = {name: one for name, one in stated.items() if _determines(PurePath(name))}
@@ -71,7 +71,7 @@ def require_evidence(folder: Path) -> None:
             f"{where} is missing; train with vla-ros finetune, then with --scores OLD.json NEW.json"
         )
     content = read_json(path)
-    if names := changed(folder, content.get("weights") or {}):
+    if names := other_files(folder, content.get("weights") or {}):
         raise CheckpointError(f"{where} is of other files: {names[:5]} differ; compare this checkpoint again")
     proof = content.get("proof") or {}
     if proof.get("basis") != "closed_loop" or proof.get("verdict") not in ("better", "no contradiction"):

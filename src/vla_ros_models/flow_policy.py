@@ -26,7 +26,7 @@ from vla_ros_models.engine.flow_engine import Continuation, FlowEngine, FlowRequ
 from vla_ros_models.flow_options import FlowOptions, RtcSettings
 from vla_ros_models.memory import MemoryCheck, MemoryNeeds
 from vla_ros_models.network_policy import Images, Placement
-from vla_ros_models.normalization import Array, LearnedStatistics, padded
+from vla_ros_models.normalization import Array, LearnedStatistics, zero_padded
 from vla_ros_models.processor_files import has_processors
 from vla_ros_models.sampling import Converts, SamplingPolicy, SamplingSession, check_noise
 from vla_ros_models.tokenizers import Tokenizer
@@ -164,7 +164,7 @@ class LoadedFlow:
         normalized = self.processing.normalized_state(state)
         tokens = self._tokens(instruction, normalized, len(prepared))
         follow = None if rtc is None else rtc.continuation(sizes.horizon, sizes.action_dim, self.trained_delay)
-        make_state = partial(padded, normalized, sizes.state_dim)
+        make_state = partial(zero_padded, normalized, sizes.state_dim)
         return FlowRequest(prepared, tokens, make_state, noise, follow, positions)
 
     def _tokens(self, instruction: str, state: Array, images: int) -> IntArray:

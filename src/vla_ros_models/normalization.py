@@ -111,7 +111,7 @@ class Normalization:
         return min(values.shape[-1], len(self.offset)), np.array(values, dtype=self.offset.dtype)
 
 
-def padded(values: Array, size: int) -> NDArray[np.float32]:
+def zero_padded(values: Array, size: int) -> NDArray[np.float32]:
     """Return ``values`` [N] as float32 [size] with zeros at the end; np.pad takes 40 us."""
     found = np.zeros(size, np.float32)
     found[: len(values)] = values

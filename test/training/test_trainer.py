@@ -267,8 +267,8 @@ def write_scores(folder, *digests):
         ("lora", {"targets": "nothing"}, "--targets nothing: fits the beginning of no layer; names are the check"),
         ("lora", {"targets": "("}, r"--targets \(: no regular expression"),
         ("full", {"train": "nothing"}, "--train nothing: fits"),
-        ("full", {"rank": 8}, "--rank: is of an adapter, and --adapter full has none"),
-        ("full", {"targets": "x"}, "--targets: is of an adapter"),
+        ("full", {"rank": 8}, "--rank: --adapter full determines what trains"),
+        ("full", {"targets": "x"}, "--targets: --adapter full determines"),
     ],
 )
 def test_an_option_that_would_change_nothing_is_refused(adapter, options, said):

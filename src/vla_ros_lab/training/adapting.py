@@ -83,14 +83,12 @@ def adapt(trainable: Trainable, recipe: Recipe, options: AdapterOptions, device:
     Raises ConfigError if nothing would train, or if an option would change nothing.
     """
     trainee, names = trainable.trainee, trainable.names
+    not_its = {"full": ("rank", "alpha", "targets"), **dict.fromkeys(VIEWS, ("alpha", "targets", "train"))}
+    if given := [name for name in not_its.get(options.adapter, ()) if getattr(options, name)]:
+        raise ConfigError(f"--{given[0]}: --adapter {options.adapter} determines what trains; leave it out")
     if options.adapter in VIEWS:
-        if fixed := [name for name in ("alpha", "targets", "train") if getattr(options, name)]:
-            raise ConfigError(f"--{fixed[0]}: --adapter {options.adapter} determines what trains; leave it out")
         trainee.to(device)
         return Adapted(trainable, None, {}, {}, {}, add_view(trainable, options.adapter, options.rank))
-    fixed = [name for name in ("rank", "alpha", "targets") if getattr(options, name)]
-    if options.adapter == "full" and fixed:
-        raise ConfigError(f"--{fixed[0]}: is of an adapter, and --adapter full has none; leave it out, or use lora")
     modules = {name.rpartition(".")[0]: stored.rpartition(".")[0] for name, stored in names.items()}
     lora, layers = None, dict[str, str]()
     for name in ("targets", "train"):

@@ -330,7 +330,7 @@ def _promote(output: Path, base: Path, old: Path, new: Path, say: Say) -> dict[s
     if not path.is_file():
         raise ConfigError(f"--scores: {path} is missing; finish the run first, without --scores")
     content = json.loads(path.read_text(encoding="utf-8"))
-    if names := evidence.changed(output, content["weights"]):
+    if names := evidence.other_files(output, content["weights"]):
         raise ConfigError(f"--scores: in {output}, {names[:5]} are others than {path} states; train it again")
     compared = proof.compare_scores({old: evidence.digest_of(base), new: evidence.digest_of(output)})
     evidence.write_evidence(output, {**content, "proof": proof.as_json(compared), "scores": [str(old), str(new)]})
