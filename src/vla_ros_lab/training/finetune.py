@@ -49,10 +49,14 @@ RUN = "run"
 
 _OUTPUTS = ("json", "scores", "output")
 # Of a run that resumes: where files are, whose content counts, and what changes how it is computed at most.
-_MAY_CHANGE = ("checkpoint", "data", "observations", "config", "param", "check", "device", "base_dtype")
-_MAY_CHANGE += ("no_recompute", "workers", "save_every")
-_NOT_LEARNED = ("node.", "record.", "guard.", "takeover.", "collision.", "policy.checkpoint", "policy.device")
-_NOT_LEARNED += ("policy.threads", "policy.self_test", "policy.evidence", "policy.engine", "policy.drafts")
+_MAY_CHANGE = (
+    "checkpoint", "data", "observations", "config", "param", "check", "device", "base_dtype", "no_recompute",
+    "workers", "save_every",
+)  # fmt: skip
+_NOT_LEARNED = (
+    "node.", "record.", "guard.", "takeover.", "collision.", "policy.checkpoint", "policy.device",
+    "policy.threads", "policy.self_test", "policy.evidence", "policy.engine", "policy.drafts",
+)  # fmt: skip
 
 _LIBRARIES = ("torch", "accelerate", "peft", "bitsandbytes", "transformers", "vla_ros")
 
