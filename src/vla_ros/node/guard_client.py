@@ -185,9 +185,8 @@ class GuardClient:
         if now - self._kept_alive < _KEEP_ALIVE or not self.gids:
             return
         self._kept_alive = now
-        lasts = self._lifetime(moves_on=False)
         for index, _ in self._arms.values():
-            self._try(GuardFrame(Kind.KEEPALIVE, arm=index, lifetime=lasts))
+            self._try(GuardFrame(Kind.KEEPALIVE, arm=index, lifetime=self._lifetime(moves_on=False)))
 
     def configure(self, config: Config) -> None:
         text = options_text(config, self._node.resolve_topic_name)

@@ -160,9 +160,8 @@ class Recorder:
         self._lock = threading.Lock()  # of the selection
         self._events = {topic.name for topic in topics if topic.qos == EVENT_QOS}
         self._misread = False  # a message on a topic of events was none, and was named
-        self._ring, self._source, self._silent = ring, node, 0
+        self._ring, self._source, self._silent = ring, node, _SILENT * (ring is None)
         if ring is None:
-            self._silent = _SILENT
             self._logger.info(f"records {len(topics)} topics of {node} in {options.folder}, until Ctrl-C")
             for topic in topics:
                 profile = EVENT_QOS if topic.qos in LATCHED else "recorder"
@@ -242,8 +241,8 @@ class Recorder:
     def _report(self) -> None:
         self._silent -= self._silent > 0
         if self._silent == 1:
-            text = f"nothing came on any topic of {self._source} within {_SILENT - 1} s"
-            self._logger.warning(f"{text}; is it running (vla-ros status), and in this domain?")
+            wait = f"within {_SILENT - 1} s; is it running, and in this domain (vla-ros status)?"
+            self._logger.warning(f"nothing came on any topic of {self._source} {wait}")
         now = int(self._node.get_clock().now().nanoseconds)
         name = self._node.get_fully_qualified_name()
         self._diagnostics.publish(diagnostic_array([self.report], name, now, self._wiring.graph.message))
