@@ -155,7 +155,7 @@ def test_the_only_camera_is_not_taken_for_another_that_the_options_name(tmp_path
     bag = write_bag([one for one in with_events(messages()) if one[1] != WRIST])
     one = ("camera.orientation:=[none]", "camera.topics:=[/hand]", "camera.keys:=[wrist]")
     other = configuration(*JOINTS, *JOINT_ACTIONS, *one)
-    with pytest.raises(VlaRosError, match=r"camera.topics: found \['/hand'\], but the bag has .*; name 1 of them"):
+    with pytest.raises(VlaRosError, match=r"camera.topics: found \['/hand'\], but the bag has .*; set it to one"):
         opened(bag, named("wrist"), other)
 
 

@@ -8,6 +8,7 @@ import functools
 import json
 import logging
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -49,14 +50,10 @@ RUN = "run"
 
 _OUTPUTS = ("json", "scores", "output")
 # Of a run that resumes: where files are, whose content counts, and what changes how it is computed at most.
-_MAY_CHANGE = (
-    "checkpoint", "data", "observations", "config", "param", "check", "device", "base_dtype", "no_recompute",
-    "workers", "save_every",
-)  # fmt: skip
-_NOT_LEARNED = (
-    "node.", "record.", "guard.", "takeover.", "collision.", "policy.checkpoint", "policy.device",
-    "policy.threads", "policy.self_test", "policy.evidence", "policy.engine", "policy.drafts",
-)  # fmt: skip
+_MAY_CHANGE = "checkpoint data observations config param check device base_dtype no_recompute workers save_every"
+_NOT_LEARNED = re.compile(
+    r"(node|record|guard|takeover|collision)\.|policy\.(checkpoint|device|threads|self_test|evidence|engine|drafts)$"
+)
 
 _LIBRARIES = ("torch", "accelerate", "peft", "bitsandbytes", "transformers", "vla_ros")
 
@@ -261,7 +258,7 @@ def _claim(output: Path, job: FineTuning, arguments: argparse.Namespace) -> dict
     """Make the output's folder, for this run only; return what identifies the run."""
     options = {name: str(value) for name, value in vars(arguments).items() if name not in _OUTPUTS}
     options["own_actions"] = str(job.own_actions)
-    config = {name: value for name, value in flatten(job.config).items() if not name.startswith(_NOT_LEARNED)}
+    config = {name: value for name, value in flatten(job.config).items() if not _NOT_LEARNED.match(name)}
     described = {
         "checkpoint": str(job.folder.resolve()), "data": dict(job.data), "options": options,
         "config": json.loads(json.dumps(config)),
@@ -275,7 +272,9 @@ def _claim(output: Path, job: FineTuning, arguments: argparse.Namespace) -> dict
         path.parent.rmdir()
     if path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))
-        found = [f"--{name.replace('_', '-')}" for name in _changed(before["options"], options, _MAY_CHANGE)]
+        found = [
+            f"--{name.replace('_', '-')}" for name in _changed(before["options"], options, _MAY_CHANGE.split())
+        ]
         found += _changed(before.get("config", {}), described["config"])
         found += [name for name in ("checkpoint", "data") if before[name] != described[name]]
         if found:

@@ -172,8 +172,8 @@ class _Set:
         binding = Binding(spec, indices, (), (), (), self._upright(keys))
         names = {"state": self._names(_STATE, state), "action": self._names(_ACTION, {_ACTION: actions})}
         found = list(self._episodes(state, actions, len(keys), spec, options))
-        whole, notes = options.whole_chunks, +self.notes
-        return EpisodeSamples(seeing(binding), found, frames, self.rate, names, whole, notes, self.remarks)
+        notes = +self.notes, self.remarks
+        return EpisodeSamples(seeing(binding), found, frames, self.rate, names, options.whole_chunks, *notes)
 
     def _read(self, folder: str, columns: Sequence[str] | None) -> pa.Table:
         paths = sorted((self._root / folder).glob("*/*.parquet"))
