@@ -136,7 +136,7 @@ class Pi:
         state = np.zeros(engine.model.action_dim)
 
         def answer(index: int) -> Any:
-            [found] = engine.answer([FlowRequest(list(self.images[index]), self.words, state, index)])
+            [found] = engine.answer([FlowRequest(list(self.images[index]), self.words, lambda: state, index)])
             return torch.from_numpy(found.actions)
 
         return timed(answer)

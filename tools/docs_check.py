@@ -34,7 +34,7 @@ SKIPPED = {
     r"^sudo |KEYSTORE": "needs root, or what root installs",
     r"git clone |^(~/lerobot/bin/|env -u PYTHONPATH |\w+=\S+ )?pip |-m venv|^c?make ": "installs packages",
     r"libero/bin/python|--compare sync\.json|preset:=libero|libero\.yaml": "needs LIBERO, and a checkpoint for it",
-    r"tools\.(train|flywheel)|work/|^for part|^vla-ros export bags|^lerobot-train": "trains for hours",
+    r"tools\.train|work/|^for part|^vla-ros export bags|^lerobot-train": "trains for hours",
     r"run/checkpoints|config/demo_lerobot\.yaml|benchmarks/schedules\.py": "takes hours",
     r"benchmarks/shards\.py": "needs a large GPU",
     r"my_act": "needs a LeRobot checkpoint and its environment",
@@ -56,8 +56,11 @@ STAND_INS = {
     "first.json second.json": "result.json result.json",
     "--host 0.0.0.0": "--host 127.0.0.1",
     "ws://gpu:": "ws://127.0.0.1:",
+    "--episodes 50": "--episodes 2",
+    "--episodes 400": "--episodes 1",
+    "--steps 400 --batch 32": "--steps 2 --batch 2",
 }
-"""What a page leaves to the reader, and what stands in for it here."""
+"""What a page leaves to the reader, or what takes hours, and what stands in for it here."""
 PATIENCE = 600.0
 READY = {"run": "is ready", "serve": "serving"}
 

@@ -126,7 +126,7 @@ def measure(arguments: argparse.Namespace, setup: Setup, found: Subject) -> dict
     subject = flow.Subject(
         engine,
         found.processing.processor(engine._size),
-        lambda images, seed, continuation: FlowRequest(images, words, state, seed, continuation),
+        lambda images, seed, continuation: FlowRequest(images, words, lambda: state, seed, continuation),
         lambda actions: found.processing.robot_actions(actions, np.zeros(ACTION_SIZE)),
         lambda: engine.warm_up([len(words)], arguments.images),
         Continuation(previous, np.linspace(1, 0, model.horizon)),
@@ -149,7 +149,7 @@ def _baselines(measurement: flow.Measurement, subject: Subject, steps: int, comp
             dict(zip(subject.processing.images, frames, strict=True)), subject.engine._size[0]
         )
         noise = draw.normal(size=(model.horizon, model.action_dim)).astype(np.float32)
-        return FlowRequest(images, subject.tokens, np.zeros(model.state_dim), noise)
+        return FlowRequest(images, subject.tokens, lambda: np.zeros(model.state_dim), noise)
 
     def timed(answer: plain_pi.Answer) -> tuple[float, float]:
         times, differences = [], []

@@ -163,7 +163,7 @@ class Inputs:
         count, tokens = len(request.tokens) - int(self.drop_last), np.zeros(self.prompt, np.int64)
         tokens[:count] = request.tokens[:count]
         images = np.stack([np.asarray(image) for image in request.images])
-        numbers = [np.asarray(value, np.float32) for value in (request.state, request.noise)]
+        numbers = [np.asarray(value, np.float32) for value in (request.make_state(), request.noise)]
         return [torch.from_numpy(one) for one in (images, tokens, np.array(count), *numbers)]
 
 

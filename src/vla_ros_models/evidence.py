@@ -2,14 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePath
 from typing import Any
 
 from vla_ros.errors import CheckpointError
 from vla_ros_models.checkpoint_files import read_json
 
 FOLDER, FILE = "evidence", "evidence.json"
+
+_SUFFIXES = (".safetensors", ".pt", ".json", ".model", ".jinja")
+# What trainers write beside a checkpoint, and no policy reads: our demo, LeRobot and transformers.
+_RECORDS = ("training.json", "train_config.json", "trainer_state.json")
 
 
 def sha256(path: Path) -> str:
@@ -27,9 +31,12 @@ def hashes(folder: Path, files: Iterable[Path]) -> dict[str, str]:
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the files of a checkpoint that determine what it does, those below it that are another's excepted."""
-    suffixes = (".safetensors", ".pt", ".json", ".model", ".jinja")
-    found = [path for path in folder.rglob("*") if path.is_file() and path.suffix in suffixes]
-    return [path for path in found if path.relative_to(folder).parts[0] not in (FOLDER, "adapter", "run")]
+    return [path for path in folder.rglob("*") if path.is_file() and _determines(path.relative_to(folder))]
+
+
+def _determines(path: PurePath) -> bool:
+    elsewhere = path.parts[0] in (FOLDER, "adapter", "run") or path.parts[0].startswith(".")
+    return path.suffix in _SUFFIXES and path.name not in _RECORDS and not elsewhere
 
 
 def weight_hashes(folder: Path) -> dict[str, str]:
@@ -39,6 +46,13 @@ def weight_hashes(folder: Path) -> dict[str, str]:
 def digest_of(folder: Path) -> str:
     """Return one SHA-256 of all files that determine what a checkpoint does."""
     return hashlib.sha256(json.dumps(weight_hashes(folder), sort_keys=True).encode()).hexdigest()
+
+
+def other_files(folder: Path, stated: Mapping[str, str]) -> list[str]:
+    """Return the files that are others than ``stated`` by :func:`weight_hashes`, or are not there."""
+    found = weight_hashes(folder)
+    counted = {name: one for name, one in stated.items() if _determines(PurePath(name))}
+    return sorted(name for name in {*counted, *found} if counted.get(name) != found.get(name))
 
 
 def write_evidence(folder: Path, content: dict[str, Any]) -> None:
@@ -57,9 +71,7 @@ def require_evidence(folder: Path) -> None:
             f"{where} is missing; train with vla-ros finetune, then with --scores OLD.json NEW.json"
         )
     content = read_json(path)
-    stated, found = content.get("weights"), weight_hashes(folder)
-    if stated != found:
-        names = sorted(name for name in {*(stated or {}), *found} if (stated or {}).get(name) != found.get(name))
+    if names := other_files(folder, content.get("weights") or {}):
         raise CheckpointError(f"{where} is of other files: {names[:5]} differ; compare this checkpoint again")
     proof = content.get("proof") or {}
     if proof.get("basis") != "closed_loop" or proof.get("verdict") not in ("better", "no contradiction"):

@@ -10,6 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -25,7 +26,7 @@ from vla_ros_models.engine.flow_engine import Continuation, FlowEngine, FlowRequ
 from vla_ros_models.flow_options import FlowOptions, RtcSettings
 from vla_ros_models.memory import MemoryCheck, MemoryNeeds
 from vla_ros_models.network_policy import Images, Placement
-from vla_ros_models.normalization import Array, LearnedStatistics
+from vla_ros_models.normalization import Array, LearnedStatistics, zero_padded
 from vla_ros_models.processor_files import has_processors
 from vla_ros_models.sampling import Converts, SamplingPolicy, SamplingSession, check_noise
 from vla_ros_models.tokenizers import Tokenizer
@@ -163,9 +164,8 @@ class LoadedFlow:
         normalized = self.processing.normalized_state(state)
         tokens = self._tokens(instruction, normalized, len(prepared))
         follow = None if rtc is None else rtc.continuation(sizes.horizon, sizes.action_dim, self.trained_delay)
-        padded = np.zeros(sizes.state_dim, np.float32)  # np.pad takes 40 us
-        padded[: len(normalized)] = normalized
-        return FlowRequest(prepared, tokens, padded, noise, follow, positions)
+        make_state = partial(zero_padded, normalized, sizes.state_dim)
+        return FlowRequest(prepared, tokens, make_state, noise, follow, positions)
 
     def _tokens(self, instruction: str, state: Array, images: int) -> IntArray:
         """Return the prompt's tokens; ``images`` are present."""

@@ -111,6 +111,13 @@ class Normalization:
         return min(values.shape[-1], len(self.offset)), np.array(values, dtype=self.offset.dtype)
 
 
+def zero_padded(values: Array, size: int) -> NDArray[np.float32]:
+    """Return ``values`` [N] as float32 [size] with zeros at the end; np.pad takes 40 us."""
+    found = np.zeros(size, np.float32)
+    found[: len(values)] = values
+    return found
+
+
 def make_normalization(
     form: str, statistics: Mapping[str, Any], where: str, eps: float | None = None
 ) -> Normalization:

@@ -54,10 +54,11 @@ def test_plain_pytorch_computes_the_same_chunk(kind):
     """Code that masks and pads as published, and computes modulations in every step; no pass is shared."""
     network = random_network(replace(PUBLISHED[kind], horizon=6, **TINY), torch.device("cpu"), torch.float32)
     draw = np.random.default_rng(3)
+    state = draw.normal(size=32).astype(np.float32)
     request = FlowRequest(
         images=list(draw.integers(0, 256, (2, 224, 224, 3), dtype=np.uint8)),
         tokens=draw.integers(3, 900, 11),
-        state=draw.normal(size=32).astype(np.float32),
+        make_state=lambda: state,
         noise=draw.normal(size=(6, 32)).astype(np.float32),
     )
     [answer] = make_engine(network, make_processing(2), 10).answer([request])

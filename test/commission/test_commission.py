@@ -4,14 +4,21 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from test.command import vla_ros
+from test.commission.conftest import SimulatedArm, configure
 from vla_ros.config import load
+from vla_ros.control.clock import SimulatedClock
 from vla_ros.files import read_json_value
+from vla_ros_lab.commission import rigs
+from vla_ros_lab.commission.measure import TICK
+from vla_ros_lab.commission.motion import commissioning_options
+from vla_ros_lab.commission.session import SILENT, Commissioning
 
 Run = Callable[..., Any]
 
@@ -92,6 +99,22 @@ def test_whether_the_driver_ends_a_velocity(simulate: Run, ends: float) -> None:
     assert after == (pytest.approx(ends, rel=0.1) if ends else None)
     assert ("its driver does not end a velocity" in done.found) is not bool(ends)
     assert load([done.config, done.options]).guard.process is not bool(ends)
+
+
+def test_a_velocity_lasts_a_second_only_while_the_node_is_silent(tmp_path: Path) -> None:
+    """Otherwise as the file says: two periods of its 10 Hz. It lasted a second during every motion."""
+    faults, clock, lasts = {"velocity": True, "ends": 0.4}, SimulatedClock(1_000_000_000), list[float]()
+    _, ours = commissioning_options([configure(tmp_path, faults)], [])
+    session = Commissioning(ours, clock, None, 0.2, 0.15)
+
+    def look() -> None:
+        [options, _] = session.configure.args  # type: ignore[attr-defined]
+        lasts.append(options.current.timeouts.velocity)
+
+    rigs.simulated(session, ours, SimulatedArm(clock, faults), clock, look)
+    look()
+    assert [value for value, _ in groupby(lasts)] == [0.2, 1.0, 0.2]
+    assert SILENT < lasts.count(1.0) * TICK < SILENT + 4.0, "creeping, then silent"
 
 
 def test_the_tip_of_an_arm_that_takes_twists(simulate: Run) -> None:

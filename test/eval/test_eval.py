@@ -5,6 +5,7 @@ import importlib.util
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,8 @@ from test.command import VLA_ROS, vla_ros
 from vla_ros.cli.main import main
 from vla_ros.config import build
 from vla_ros.config.checkpoints import folder_of
-from vla_ros.contract.spec import PolicySpec, StateFeature
+from vla_ros.config.loading import parse_assignment
+from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.control.command import Command
 from vla_ros.errors import ConfigError
 from vla_ros_lab.eval.cli import add_arguments, scored_digest
@@ -216,6 +218,20 @@ def test_one_vector_of_a_benchmark_fills_several_of_the_policy() -> None:
         fit_benchmark(build({}), spec, cast(Any, environment), stated)
 
 
+def test_a_benchmarks_camera_that_the_options_name_is_the_one_that_is_shown() -> None:
+    """``features.images: image = hand`` was refused, or another camera was shown, by their order."""
+    environment = SimpleNamespace(sizes={"top": (32, 32), "side": (32, 32)}, vectors={})
+    stated = [{"name": "Other", "config": {"benchmark": "other:Other"}, "action_spec": {}}]
+    for name in ("top", "side"):
+        spec = PolicySpec((ImageFeature("image", camera=name),))
+        options, _ = fit_benchmark(build({}), spec, cast(Any, environment), stated)
+        found = build(dict(map(parse_assignment, options))).camera
+        assert found.topics[found.keys.index(name)] == f"/{name}/image"
+    spec = PolicySpec((ImageFeature("image", camera="hand"),))
+    with pytest.raises(ConfigError, match="needs the images hand, but Other sends top, side"):
+        fit_benchmark(build({}), spec, cast(Any, environment), stated)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -311,6 +327,24 @@ def test_resume_runs_what_is_missing_or_was_an_error(tmp_path) -> None:
     assert "every episode has been run already" in again.stdout
     other = command(*REACH, "--resume", "--json", "out.json", "-p", "policy.gain:=0.5", status=1)
     assert "was made with param = []" in other.stderr
+
+
+def test_resume_asks_only_for_what_determines_the_actions(tmp_path: Path) -> None:
+    """The notes of a trainer do not; statistics, processors, tokenizer and weights do."""
+    folder = shutil.copytree(folder_of("demo"), tmp_path / "copy")
+    before = digest_of(folder)
+    shutil.copytree(folder_of("demo-pi"), folder / ".cache" / "other")
+    for name in ("README.md", "training.json", "train_config.json", "trainer_state.json", "run/state.json"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text('{"note": 1}')
+    assert digest_of(folder) == before
+    for path in sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors")):
+        if not path.name.startswith("train"):
+            old = path.read_bytes()
+            path.write_bytes(old + b" ")
+            assert digest_of(folder) != before, path.name
+            path.write_bytes(old)
+    assert digest_of(folder) == before
 
 
 def test_resume_accepts_another_port_of_the_same_policy_server(tmp_path) -> None:

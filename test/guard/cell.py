@@ -31,7 +31,7 @@ from vla_ros.guard.frames import GuardFrame, Kind
 from vla_ros.node.guard_client import _HOLDS, frame_of
 from vla_ros.types import FloatArray, JointState
 
-SECOND, REST = 1_000_000_000, 1.0
+SECOND, LIFETIME = 1_000_000_000, 1.0
 ROBOTS = (*sorted((Path(__file__).parents[2] / "config" / "robots").glob("*.yaml")), "demo", "demo", "demo")
 _TWO = Path(__file__).parents[2] / "config" / "demo_two_arms.yaml"
 POSITIONS = ("joint_state", "float64_multi_array", "joint_trajectory", "joint_group_command")
@@ -109,7 +109,7 @@ class Cell:
         self._links = Link(rng), Link(rng)
         self._known, self._seen = dict[str, JointState](), dict[str, int]()
         self._holds, self._armed, self._hung, self._arrives = True, True, 0, 0
-        self._wild, self._rests = float(rng.choice([0.2, 1.0, 30.0])), 0
+        self._wild, self._kept_alive = float(rng.choice([0.2, 1.0, 30.0])), 0
         self._contested = False
         self._stamped = rng.random() > 0.1
         rate = float(rng.choice([1.0, 2.0], p=[0.8, 0.2])) * max(50.0, self.config.control.rate_hz)
@@ -242,10 +242,10 @@ class Cell:
         self._at(period * float(self.rng.uniform(0.9, 1.1)), self._tick)
         if self.now < self._hung:
             return
-        if self.now - self._rests > SECOND // 10:
-            self._rests = self.now
+        if self.now - self._kept_alive > SECOND // 10:
+            self._kept_alive = self.now
             for index in range(len(self.config.arms)):
-                self._send(GuardFrame(Kind.REST, arm=index))
+                self._send(GuardFrame(Kind.KEEPALIVE, arm=index))
         if any(event in _HOLDS for event, _ in self.guard.events):
             self._hold()
         self.guard.events.clear()
@@ -286,8 +286,8 @@ class Cell:
 
     def _send(self, frame: GuardFrame, *, moves_on: bool = False) -> None:
         """Let a frame arrive, behind those before it."""
-        holds = lifetime(self.config) if moves_on else self.config.timeouts.inference + REST
-        made = replace(frame, time=self.now, holds=round(1e9 * holds), armings=1)
+        seconds = lifetime(self.config) if moves_on else self.config.timeouts.inference + LIFETIME
+        made = replace(frame, time=self.now, lifetime=round(1e9 * seconds), armings=1)
         late = float(self.rng.choice([0.0002, 0.001, 0.03], p=[0.8, 0.19, 0.01]))
         self._arrives = max(self._arrives, self.now + round(late * 1e9))
         self._at((self._arrives - self.now) / 1e9, lambda: self.guard.guard.take([made], self.now))

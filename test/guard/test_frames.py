@@ -29,7 +29,7 @@ FRAMES = st.builds(
     time=INT64,
     arm=st.integers(0, 255),
     values=st.lists(st.floats(allow_nan=False), max_size=MOST_VALUES).map(np.array),
-    holds=INT64,
+    lifetime=INT64,
     duration=st.floats(allow_nan=False),
     stamp=INT64,
     source=st.integers(0, 255),
@@ -99,7 +99,7 @@ def test_repeated_and_reordered_packets_are_refused(counters: list[int]) -> None
 
 def test_packets_arrive_whole_and_in_order_and_the_end_is_seen_after_the_last() -> None:
     ours, theirs = socket_pair()
-    packets = [packet_of(GuardFrame(Kind.REST, counter)) for counter in range(1, 101)]
+    packets = [packet_of(GuardFrame(Kind.KEEPALIVE, counter)) for counter in range(1, 101)]
     for packet in packets:
         ours.send(packet)
     ours.close()
@@ -115,7 +115,7 @@ def test_a_full_channel_and_a_broken_one_are_errors_and_nobody_waits() -> None:
     def fill() -> None:
         nonlocal sent
         while sent < 100_000:
-            ours.send(packet_of(GuardFrame(Kind.REST, sent + 1)))
+            ours.send(packet_of(GuardFrame(Kind.KEEPALIVE, sent + 1)))
             sent += 1
 
     with pytest.raises(ChannelError, match="the channel is full"):
@@ -123,7 +123,7 @@ def test_a_full_channel_and_a_broken_one_are_errors_and_nobody_waits() -> None:
     assert sent > 100, "half a second of commands at 250 Hz must fit"
     theirs.close()
     with pytest.raises(ChannelError, match="the channel is broken"):
-        ours.send(packet_of(GuardFrame(Kind.REST, 1)))
+        ours.send(packet_of(GuardFrame(Kind.KEEPALIVE, 1)))
     ours.close()
 
 

@@ -20,7 +20,7 @@ from vla_ros.guard.frames import DamagedError, GuardFrame, Kind, packet_of
 from vla_ros.guard.guard import SOON
 from vla_ros.node.guard_client import _HOLDS
 
-REST = 1.5  # s for which a position, and a rest, remains in force
+LIFETIME = 1.5  # s for which positions, and what a keep-alive is about, remain in force
 ENDS = 0.2  # s after which a velocity ends
 STEP = 0.01  # rad; far within every limit
 NAMES = ARM.joint_names
@@ -50,7 +50,7 @@ def measure(guard: Harness, positions: Any) -> int:
 
 
 def move(guard: Harness, positions: Any, joints: int, **fields: Any) -> None:
-    guard.take(motion(positions, joints), **{"holds": round(REST * 1e9), **fields})
+    guard.take(motion(positions, joints), **{"lifetime": round(LIFETIME * 1e9), **fields})
 
 
 def motion(positions: Any, joints: int, kind: Kind = Kind.POSITIONS) -> GuardFrame:
@@ -68,7 +68,7 @@ def slow_hold(guard: Harness, seconds: float) -> None:
 
 def drive(guard: Harness, speed: float, **fields: Any) -> None:
     joints = measure(guard, HOME)
-    guard.take(motion(np.full(7, speed), joints, Kind.VELOCITIES), **{"holds": round(ENDS * 1e9), **fields})
+    guard.take(motion(np.full(7, speed), joints, Kind.VELOCITIES), **{"lifetime": round(ENDS * 1e9), **fields})
 
 
 def last(guard: Harness) -> Command:
@@ -101,7 +101,7 @@ def test_a_velocity_ends_at_the_end_of_its_frame_and_the_next_one_may_follow() -
 
 def test_a_twist_ends_with_a_twist_in_the_same_frame() -> None:
     guard = velocity_arm("twist_stamped")
-    guard.take(motion([0.1, 0, 0, 0, 0, 0], 0, Kind.TWIST), holds=round(ENDS * 1e9))
+    guard.take(motion([0.1, 0, 0, 0, 0, 0], 0, Kind.TWIST), lifetime=round(ENDS * 1e9))
     guard.wait(1.0)
     moving, ended = guard.commands
     assert moving.twist is not None
@@ -117,8 +117,8 @@ def test_an_arm_rests_while_the_node_says_so_and_is_held_once_where_it_is_measur
     for _ in range(50):
         guard.wait(0.1)
         measure(guard, HOME - 0.05)
-        guard.say(Kind.REST, holds=round(REST * 1e9))
-    assert len(guard.sent) == 1, "a rest is no reason to send anything"
+        guard.say(Kind.KEEPALIVE, lifetime=round(LIFETIME * 1e9))
+    assert len(guard.sent) == 1, "a keep-alive is no reason to send anything"
     began = guard.now
     for _ in range(50):
         guard.wait(0.1)
@@ -127,7 +127,7 @@ def test_an_arm_rests_while_the_node_says_so_and_is_held_once_where_it_is_measur
     at, held = guard.sent[-1]
     assert held.hold
     assert np.array_equal(held.positions, HOME - 0.05)
-    assert REST <= (at - began) / 1e9 < REST + 0.001
+    assert LIFETIME <= (at - began) / 1e9 < LIFETIME + 0.001
     assert guard.happened("lapsed") == 1
 
 
@@ -220,7 +220,7 @@ def test_a_hold_is_never_behind_a_motion_and_of_several_motions_the_newest_is_se
     guard = position_arm()
     joints = guard.now
     move(guard, HOME, joints)
-    guard.take(*(motion(HOME + STEP * share, joints) for share in (0.2, 0.4, 0.6)), holds=round(REST * 1e9))
+    guard.take(*(motion(HOME + STEP * share, joints) for share in (0.2, 0.4, 0.6)), lifetime=round(LIFETIME * 1e9))
     assert [float(np.round((each.positions - HOME)[0] / STEP, 3)) for each in guard.commands] == [0.0, 0.6]
     guard.take(
         motion(HOME + STEP, joints),
@@ -236,7 +236,7 @@ def test_a_hold_that_waited_for_its_joint_state_is_sent_before_the_motion_after_
     guard.wait(0.001)
     joints, moved = guard.now, HOME + 0.01
     held = replace(motion(moved, joints + 10**9), kind=Kind.HOLD)
-    guard.take(held, motion(moved + STEP, joints + 10**9), holds=round(REST * 1e9))
+    guard.take(held, motion(moved + STEP, joints + 10**9), lifetime=round(LIFETIME * 1e9))
     assert len(guard.sent) == 1
     guard.joints(state(NAMES, moved, joints + 10**9))
     assert [command.hold for command in guard.commands] == [False, True, False]
@@ -244,7 +244,7 @@ def test_a_hold_that_waited_for_its_joint_state_is_sent_before_the_motion_after_
 
 def test_motions_that_are_too_far_apart_to_leave_one_out_are_all_sent() -> None:
     guard = position_arm(max_joint_step=0.05)
-    guard.take(*(motion(HOME + by, guard.now) for by in (0.04, 0.08, 0.12)), holds=round(REST * 1e9))
+    guard.take(*(motion(HOME + by, guard.now) for by in (0.04, 0.08, 0.12)), lifetime=round(LIFETIME * 1e9))
     assert [float(np.round((each.positions - HOME)[0], 3)) for each in guard.commands] == [0.04, 0.08, 0.12]
 
 
@@ -286,7 +286,7 @@ NAMED = ["damaged", "repeated", "reordered", "unknown"]
 @pytest.mark.parametrize("name", NAMED)
 def test_a_frame_that_is_none_of_the_nodes_is_rejected_counted_and_named(name: str) -> None:
     guard, (ours, theirs) = position_arm(), socket_pair()
-    frame = replace(motion(HOME, guard.now), arm=int(name == "unknown"), time=guard.now, holds=10**9)
+    frame = replace(motion(HOME, guard.now), arm=int(name == "unknown"), time=guard.now, lifetime=10**9)
     good = packet_of(frame, counter=2)
     packets = {
         "damaged": good[:-1] + b"?",
@@ -391,7 +391,7 @@ def test_a_first_motion_that_was_written_in_part_is_held() -> None:
     """A gripper's message may fail after the arm's velocity has been published."""
     guard = velocity_arm()
     guard.writes_fail = True
-    drive(guard, 0.1, holds=10**9)
+    drive(guard, 0.1, lifetime=10**9)
     guard.writes_fail = False
     guard.wait(0.01)
     assert last(guard).hold
@@ -407,7 +407,7 @@ def test_a_reset_of_a_node_that_was_not_stopped_leaves_it_armed() -> None:
 
 def test_a_velocity_ends_by_the_guards_own_options_whatever_its_frame_says() -> None:
     guard = velocity_arm()
-    drive(guard, 0.1, holds=3600 * 10**9)
+    drive(guard, 0.1, lifetime=3600 * 10**9)
     guard.wait(2.1)
     assert not any(last(guard).velocities.values())
 
@@ -421,7 +421,7 @@ def test_a_restarted_driver_that_says_zeros_gets_no_hold_at_zeros() -> None:
     for _ in range(80):
         guard.wait(0.01)
         guard.joints(state(NAMES, HOME * 0, guard.now), publisher=b"other")
-        guard.say(Kind.REST, holds=round(REST * 1e9))
+        guard.say(Kind.KEEPALIVE, lifetime=round(LIFETIME * 1e9))
     guard.guard.stop(Reason.OPERATOR_STOP, "", guard.now)
     for _ in range(10):
         guard.wait(0.01)
@@ -497,7 +497,7 @@ def test_a_hold_that_is_dropped_is_told_so_that_the_node_holds_again() -> None:
 def test_a_velocity_that_has_expired_is_not_sent(output: str) -> None:
     guard, kind = velocity_arm(output), Kind.TWIST if output == "twist_stamped" else Kind.VELOCITIES
     numbers = np.full(6 if kind is Kind.TWIST else 7, 0.01)
-    guard.take(motion(numbers, guard.now, kind), holds=100_000_000, time=guard.now - 100_000_000)
+    guard.take(motion(numbers, guard.now, kind), lifetime=100_000_000, time=guard.now - 100_000_000)
     guard.wait(0.1)
     assert (len(guard.sent), guard.happened("expired"), guard.guard.stopped) == (0, 1, None)
 
@@ -510,7 +510,7 @@ def test_a_velocity_that_has_expired_counts_for_the_acceleration_of_the_next() -
     for speed in (0.05, 0.1, 0.15, 0.2):  # at most 0.1 rad/s faster than the last
         guard.wait(0.3)
         late = 200_000_000 if 0.05 < speed < 0.2 else 0
-        drive(guard, speed, time=guard.now - late, holds=100_000_000)
+        drive(guard, speed, time=guard.now - late, lifetime=100_000_000)
     assert (len(guard.sent), guard.guard.stopped) == (3, None), "two motions, and the end of the first"
     drive(guard, 0.35)
     assert guard.guard.stopped is not None
@@ -522,7 +522,7 @@ def test_the_duration_of_a_velocity_is_not_believed(output: str, seconds: float)
     """A step's limits divided by a duration of nothing would allow any speed."""
     guard, kind = velocity_arm(output), Kind.TWIST if output == "twist_stamped" else Kind.VELOCITIES
     numbers = np.full(6 if kind is Kind.TWIST else 7, min(100.0, 0.001 / seconds))
-    guard.take(replace(motion(numbers, guard.now, kind), duration=seconds), holds=10**9)
+    guard.take(replace(motion(numbers, guard.now, kind), duration=seconds), lifetime=10**9)
     assert guard.guard.stopped is not None
     assert "found a step of" in guard.guard.stopped[1]
     assert not guard.sent
@@ -538,10 +538,10 @@ def test_a_person_may_move_the_arm_in_steps_of_their_own() -> None:
     assert (len(guard.sent), guard.guard.stopped) == (2, None)
 
 
-def test_a_rest_from_the_future_rests_no_longer_than_any_other() -> None:
+def test_a_keep_alive_from_the_future_lasts_no_longer_than_any_other() -> None:
     guard = position_arm()
     move(guard, HOME, guard.now)
-    guard.say(Kind.REST, holds=2 * 10**9, time=guard.now + 10**15)
+    guard.say(Kind.KEEPALIVE, lifetime=2 * 10**9, time=guard.now + 10**15)
     guard.wait(2.0)
     measure(guard, HOME)
     guard.wait(2.0)
@@ -625,14 +625,14 @@ class Node(RuleBasedStateMachine):
         self.guard.wait(seconds)
         self.expire()
 
-    @rule(speed=st.floats(-0.3, 0.3), holds=st.sampled_from([0.05, 0.2, 1.0]))
-    def moves(self, speed: float, holds: float) -> None:
+    @rule(speed=st.floats(-0.3, 0.3), lifetime=st.sampled_from([0.05, 0.2, 1.0]))
+    def moves(self, speed: float, lifetime: float) -> None:
         before = len(self.guard.sent)
-        drive(self.guard, speed, holds=round(holds * 1e9), armings=self.armings)
+        drive(self.guard, speed, lifetime=round(lifetime * 1e9), armings=self.armings)
         allowed = not self.stopped and self.armings >= self.least and not self.needs_hold
         assert len(self.guard.sent) == before + allowed
         if allowed:
-            self.ends = self.guard.now + round(holds * 1e9)
+            self.ends = self.guard.now + round(lifetime * 1e9)
             assert last(self.guard).velocities == dict.fromkeys(NAMES, speed)
 
     @rule()
@@ -677,7 +677,7 @@ class Node(RuleBasedStateMachine):
     def writes_fail_once(self) -> None:
         if self.ends is not None and not self.needs_hold and self.armings >= self.least:
             self.guard.writes_fail = True
-            drive(self.guard, 0.01, armings=self.armings, holds=10**9)
+            drive(self.guard, 0.01, armings=self.armings, lifetime=10**9)
             self.guard.writes_fail, self.needs_hold = False, True
             self.ends = self.guard.now + RETRY  # of what was in force, or of what may have been written in part
 

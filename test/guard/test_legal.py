@@ -94,7 +94,7 @@ class GuardedTrial(Trial):
         if command.hold:
             self.guard.propose(command, FINGERS)
         else:
-            self.guard.propose(replace(command, limited_by=(self.stamp, b"")), FINGERS, holds=60_000_000_000)
+            self.guard.propose(replace(command, limited_by=(self.stamp, b"")), FINGERS, lifetime=60_000_000_000)
         self.accepted += 1
         assert self.guard.guard.stopped is None, self.guard.guard.stopped
 

@@ -32,7 +32,7 @@ class Recording:
         self.ring, self.sent = Ring.create(1 << 20, [TOPIC.name, EVENTS.name]), 0
         options = RecordConfig(what=what, folder=str(folder))
         self.recorder = Recorder(graph, "/vla_policy", options, [TOPIC, EVENTS], self.ring)
-        self._graph = graph
+        self.graph = graph
 
     def say(self, text: bytes) -> None:
         """Publish a text as an event."""
@@ -48,7 +48,7 @@ class Recording:
             self.sent += 1
             return ready() or time.monotonic() > end
 
-        self._graph.spin(ended, 0.02)
+        self.graph.spin(ended, 0.02)
         assert ready(), self.recorder.report
 
     def values(self) -> dict[str, str]:
@@ -178,3 +178,16 @@ def test_whatever_is_published_as_an_event_the_recorder_goes_on(
     begun.until(lambda: int(begun.values()["messages"]) > 10)
     assert begun.recorder.report.level == OK
     assert not [each.message for each in caplog.records if each.levelname == "ERROR"]
+
+
+def test_a_recorder_of_a_node_that_is_not_there_says_so(
+    recording, tmp_path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It waited in silence, as one whose node was only idle."""
+    graph = recording().graph
+    recorder = Recorder(graph, "/nobody", RecordConfig(what="all", folder=str(tmp_path)), [TOPIC, EVENTS])
+    until = time.monotonic() + 20.0
+    with caplog.at_level("INFO"):
+        graph.spin(lambda: "nothing came on any topic of /nobody" in caplog.text or time.monotonic() > until, 0.1)
+    recorder.close()
+    assert "nothing came on any topic of /nobody within 5 s; is it running" in caplog.text

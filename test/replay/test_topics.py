@@ -162,6 +162,27 @@ def test_a_bag_that_does_not_fit_is_refused_with_what_it_has(topics, options, na
         select_topics(topics, build(options), {"camera": named})
 
 
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (
+            {"camera.topics": ["/wrist"]},
+            r"camera.topics: found \['/wrist'\], but the bag has \['/camera/image_raw'\]",
+        ),
+        (
+            {"topics.joint_states": "/right/states"},
+            r"found \['/right/states'\], but the bag has \['/left/states'\]",
+        ),
+    ],
+)
+def test_a_topic_that_the_options_name_is_not_replaced_by_the_only_one(options, found):
+    """It was, in silence: a wrist's images or the other arm's joints, if they have the same names."""
+    bag = {**CAMERA, "/left/states": JOINTS}
+    assert select_topics(bag, Config(), {}).joint_states == ("/left/states",)
+    with pytest.raises(BagError, match=found):
+        select_topics(bag, build(options), {})
+
+
 def test_a_topic_without_messages_is_ignored_unless_it_is_named():
     """Recorders list everything they subscribed to, such as a silent raw camera beside its compressed images."""
     topics = {"/camera/image_raw": IMAGE, "/camera/image_raw/compressed": JPEG}

@@ -9,7 +9,9 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from websockets.sync.client import ClientConnection, connect
 from vla_ros.cli.main import main
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError
+from vla_ros.policies.base import Policy
 from vla_ros.policies.remote.messages import WireError, pack, unpack
 from vla_ros.serve.service import Limits, Service
 
@@ -226,6 +229,21 @@ def test_a_wrong_alias_is_reported_before_the_policy_is_loaded(policy, monkeypat
     assert loaded
     with pytest.raises(WireError, match="cannot be encoded"):
         Service(policy, read_metadata={"day": date(2026, 1, 1)})
+
+
+@pytest.mark.parametrize("kind", ["points", "depth"])
+@pytest.mark.parametrize("described", [True, False])
+def test_a_policy_with_points_or_depth_is_refused_before_a_robot_connects(
+    policy, monkeypatch, kind: str, described: bool
+) -> None:
+    policy.spec = replace(policy.spec, **{kind: (("image", "near"),)})
+    loaded: list[float] = []
+    monkeypatch.setattr(policy, "load", lambda progress: loaded.append(1.0))
+    if not described:
+        monkeypatch.setattr(policy, "describe", partial(Policy.describe, object()))
+    with pytest.raises(ConfigError, match=r"needs 'near' .points or depth of 'image'.*vla-ros run"):
+        Service(policy).load()
+    assert bool(loaded) is not described
 
 
 def test_the_command_listens_on_loopback_and_shuts_down_cleanly(tmp_path) -> None:

@@ -138,6 +138,27 @@ def tiny_set(folder: Path, lengths: list[int], **columns: Any) -> Path:
     return folder
 
 
+def test_the_only_camera_is_not_taken_for_another_that_the_options_name(tmp_path: Path, write_bag: Any) -> None:
+    """It was, in silence; without a name it is, and the remarks say so."""
+    folder, numbers = tiny_set(tmp_path / "set", [4]), (StateFeature("state", size=1),)
+    policy = Plain(images=(ImageFeature("image"),), state=numbers, dimension=1)
+    assert opened(folder, policy, CONFIG).remarks == (
+        "the policy's image 'image' is taken from 'observation.images.front', the only camera",
+    )
+
+    def named(camera: str) -> Plain:
+        return Plain(images=(ImageFeature("image", camera=camera),), state=numbers, dimension=1)
+
+    with pytest.raises(VlaRosError, match=r"no camera 'wrist' \(features.images\) for.*; it has .*front; name"):
+        opened(folder, named("wrist"), CONFIG)
+    assert opened(folder, named("front"), CONFIG).remarks == ()
+    bag = write_bag([one for one in with_events(messages()) if one[1] != WRIST])
+    one = ("camera.orientation:=[none]", "camera.topics:=[/hand]", "camera.keys:=[wrist]")
+    other = configuration(*JOINTS, *JOINT_ACTIONS, *one)
+    with pytest.raises(VlaRosError, match=r"camera.topics: found \['/hand'\], but the bag has .*; set it to one"):
+        opened(bag, named("wrist"), other)
+
+
 def test_a_lossless_export_of_a_bag_gives_the_same_samples(bag: Path, export: Callable[..., Path]) -> None:
     samples = read(bag)
     assert samples.rate_hz == 10

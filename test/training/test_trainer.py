@@ -4,8 +4,9 @@ import argparse
 import json
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -255,11 +256,53 @@ def write_scores(folder, *digests):
         (folder / f"{name}.json").write_text(json.dumps(content))
 
 
+@pytest.mark.parametrize(
+    ("adapter", "options", "said"),
+    [
+        (
+            "lora",
+            {"train": "lm_expert"},
+            "--train lm_expert: fits the beginning of no parameter of a layer without",
+        ),
+        ("lora", {"targets": "nothing"}, "--targets nothing: fits the beginning of no layer; names are the check"),
+        ("lora", {"targets": "("}, r"--targets \(: no regular expression"),
+        ("full", {"train": "nothing"}, "--train nothing: fits"),
+        ("full", {"rank": 8}, "--rank: --adapter full determines what trains"),
+        ("full", {"targets": "x"}, "--targets: --adapter full determines"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(adapter, options, said):
+    """A misspelt pattern trained the adapters alone, or what else there was, and nobody said so."""
+    with pytest.raises(ConfigError, match=said):
+        opened("smolvla", adapter, **options)
+
+
 def test_another_run_does_not_resume(tmp_path):
-    out = tmp_path / "out"
-    finetune(job(), arguments("--output", str(out), "--steps", "1", "--hold-out", "0"), lambda line: None)
-    with pytest.raises(ConfigError, match="holds another run: seed"):
-        finetune(job(), arguments("--output", str(out), "--steps", "1", "--seed", "1"), lambda line: None)
+    """Nor with another option or configuration that changes what is learned or held out."""
+    began = ("--steps", "1", "--hold-out", "0")
+
+    def again(*words: str, **changes: Any) -> Any:
+        options = arguments("--output", str(tmp_path / "out"), *began, *words)
+        return finetune(replace(job(), **changes), options, lambda line: None)
+
+    again()
+    turned = replace(job().config, camera=replace(job().config.camera, orientation=("rotate_90",)))
+    for words, changes, found in (
+        (("--seed", "1"), {}, "--seed differ"),
+        (("--hold-out", "0.8"), {}, "--hold-out differ"),
+        (("--augment", "none"), {}, "--augment differ"),
+        (("--optimizer", "adamw8bit"), {}, "--optimizer differ"),
+        ((), {"own_actions": True}, "--own-actions differ"),
+        ((), {"config": turned}, "camera.orientation differ"),
+    ):
+        with pytest.raises(ConfigError, match=f"holds another run: {found}"):
+            again(*words, **changes)
+    again("--workers", "0", "--device", "cpu", "--save-every", "7")
+    refused = job(), arguments("--output", str(tmp_path / "new"), "--adapter", "full", "--rank", "8")
+    with pytest.raises(ConfigError, match="--rank"):
+        finetune(*refused, lambda line: None)
+    found = finetune(job(), arguments("--output", str(tmp_path / "new"), *began), lambda line: None)
+    assert len(found["losses"]) == 1, "what was refused holds no folder"
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     with pytest.raises(ConfigError, match="is not empty"):

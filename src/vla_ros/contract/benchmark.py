@@ -121,8 +121,8 @@ def _alike(ours: Sequence[Component], theirs: Sequence[Component]) -> bool:
 
 
 def pair_images(keys: Sequence[str], sent: Sequence[str]) -> dict[str, str]:
-    """Pair a policy's images with a benchmark's: those of a wrist with each other, then the others in order."""
-    pairs: dict[str, str] = {}
+    """Pair a policy's images with a benchmark's: of one name, then those of a wrist, then the others in order."""
+    pairs = {key: key for key in keys if key in sent}
     for wrist in (True, False):
         for key in [key for key in keys if key not in pairs and (not wrist or _of_wrist(key))]:
             free = (name for name in sent if name not in pairs.values())

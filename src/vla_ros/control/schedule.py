@@ -125,7 +125,7 @@ class ActionSchedule:
         """True if no step remains before the next inference."""
         return self.left_until_inference == 0
 
-    def rest(self, position: int) -> FloatArray:
+    def left_over(self, position: int) -> FloatArray:
         """Return the newest chunk's actions starting at ``position``, float64 [left, D], before limits."""
         if not self._placed:
             return np.zeros((0, 0))

@@ -44,7 +44,7 @@ class StepExecutor:
         lead: The camera whose frames begin inferences.
 
     Attributes:
-        motion: What moves the arms; ``CORRECTING`` is the control loop's.
+        motion: What moves the arms; ``TELEOPERATING`` is the control loop's.
         task: What the plan belongs to.
         ended: Once it is True, nothing is sent.
         frames: The newest frames, and their outcomes.
@@ -274,7 +274,7 @@ class StepExecutor:
             self._schedule.reset()
             self.hold_for(refused, frame)
         elif self.decelerate():
-            self._failed, self.motion = (refused, frame), MotionState.RESTING
+            self._failed, self.motion = (refused, frame), MotionState.ABORTING
         else:
             self._rest()
             self.hold_for(refused, frame)

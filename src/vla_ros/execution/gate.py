@@ -96,7 +96,7 @@ class CommandGate:
         self._log(f"a command could not be written: {error}")
         return error.arms if isinstance(error, WriteError) else frozenset()
 
-    def rest(self) -> None:
+    def keep_alive(self) -> None:
         """Announce that the thread that sends motions runs; call it at least ten times a second."""
 
     def configure(self, config: Config) -> None:
@@ -173,8 +173,8 @@ class DriverGate(CommandGate):
         self.send_due_holds()  # another thread may be busy with the event
         self.end_expired_velocities()
 
-    def rest(self) -> None:
-        self._outputs.rest()
+    def keep_alive(self) -> None:
+        self._outputs.keep_alive()
 
     def configure(self, config: Config) -> None:
         self._outputs.configure(config)

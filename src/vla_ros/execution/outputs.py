@@ -36,7 +36,7 @@ class GuardEnd(Protocol):
     def look(self) -> Mapping[Reason, str]:
         """Read what the guard tells; return why it lets nothing move. Raises WriteError if it holds by itself."""
 
-    def rest(self) -> None:
+    def keep_alive(self) -> None:
         """Announce that the thread that sends motions runs: what was sent last remains in force."""
 
     def configure(self, config: Config) -> None:
@@ -70,10 +70,10 @@ class Outputs:
         """Return why a guard lets nothing move (:meth:`GuardEnd.look`)."""
         return self._guard.look() if self._guard else {}
 
-    def rest(self) -> None:
-        """See :meth:`GuardEnd.rest`."""
+    def keep_alive(self) -> None:
+        """See :meth:`GuardEnd.keep_alive`."""
         if self._guard:
-            self._guard.rest()
+            self._guard.keep_alive()
 
     def configure(self, config: Config) -> None:
         """See :meth:`GuardEnd.configure`."""

@@ -16,8 +16,8 @@ class MotionState(Enum):
     IDLE = "idle"  # nothing: they hold, or have come to rest
     EXECUTING = "executing"  # the steps of a plan, and the commands between them
     DECELERATING = "decelerating"  # the plan has ended or is void: commands until rest, or until a step follows
-    RESTING = "resting"  # an inference has failed: commands until rest and then a hold; no step before
-    CORRECTING = "correcting"  # a person
+    ABORTING = "aborting"  # an inference has failed: commands until rest and then a hold; no step before
+    TELEOPERATING = "teleoperating"  # a person moves them
 
 
 class RequestState(Enum):

@@ -33,7 +33,7 @@ class GuardedArm:
         proposed: Positions of the node's last motion or hold, [N].
         fingers: Positions [F] of the fingers that were sent last; NaN without a command.
         speed: Speed of the last motion, [N].
-        ends: When its motion ends, or its hold is due; None if it holds.
+        deadline: When its motion ends, or its hold is due (monotonic, ns); None if it holds.
         waiting: Frames, since when they wait, and the options that apply to them.
         needs_hold: True if the node must hold before its next motion.
     """
@@ -51,8 +51,13 @@ class GuardedArm:
         self.proposed: FloatArray | None = None
         self.fingers = np.full(len(check.arm.robot.gripper_joint_names), np.nan)
         self.speed = np.zeros(len(check.joint_names))
-        self.ends: int | None = None
+        self.deadline: int | None = None
         self.waiting = deque[tuple[GuardFrame, int, ArmCheck]]()
+
+    @property
+    def moves(self) -> bool:
+        """True until a hold, or the end of a velocity, was sent."""
+        return self.deadline is not None
 
     def needs_joints(self, frame: GuardFrame) -> bool:
         """Return True if a frame is checked by a joint state: neither a twist nor a hold that is in force."""

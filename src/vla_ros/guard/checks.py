@@ -36,7 +36,7 @@ class ArmCheck(ArmOptions):
         fastest: How fast each joint can move, [N].
         motion: The kind of its motions.
         count: Numbers of a motion: N, or 6 of a twist.
-        longest: Nanoseconds for which a frame may be in force, whatever it says.
+        longest_lifetime: Nanoseconds for which a frame may be in force, whatever it says.
     """
 
     def __init__(self, config: Config, name: str, kinematics: Kinematics | None) -> None:
@@ -55,7 +55,7 @@ class ArmCheck(ArmOptions):
         periods = (step,) if config.takeover.input == "none" else (step, 1 / PERSON_RATE_HZ)
         self._durations = _SHORTEST * min(periods) * self.sends_velocities, max(periods)
         seconds = self._lifetime if self.sends_velocities else config.timeouts.inference + _SPARE
-        self.longest = round(1e9 * seconds)
+        self.longest_lifetime = round(1e9 * seconds)
 
     def split(self, frame: GuardFrame) -> tuple[FloatArray, FloatArray]:
         """Return the numbers of a motion or a hold, and the fingers' positions [F], NaN without a command."""

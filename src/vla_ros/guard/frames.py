@@ -24,7 +24,7 @@ SOURCES = (NOBODY, POLICY, PERSON)
 PUBLISHER_BYTES = 16
 _MARK, _VERSION = b"VG", 1
 _HEAD = struct.Struct("<2sBB")  # mark, version, kind
-_FIELDS = ("arm", "source", "armings", "counter", "time", "holds", "duration", "stamp", "joints", "publisher")
+_FIELDS = ("arm", "source", "armings", "counter", "time", "lifetime", "duration", "stamp", "joints", "publisher")
 _BODY = struct.Struct(f"<BBBxIQqqdqq{PUBLISHER_BYTES}s{8 * MOST_VALUES}s")  # number of values, fields, values
 _CRC = struct.Struct("<I")
 FRAME_BYTES = _HEAD.size + _BODY.size + _CRC.size
@@ -38,7 +38,7 @@ class Kind(IntEnum):
     VELOCITIES = 2  # move: velocities of the joints, then positions of the fingers
     TWIST = 3  # move: linear and angular velocity of the tip, then positions of the fingers
     HOLD = 4  # keep these positions, or zero velocity
-    REST = 5  # what was sent last remains in force
+    KEEPALIVE = 5  # the positions that were sent last remain in force; nothing is sent
     STOP = 6  # nothing moves until RESET
     RESET = 7  # a person has reset the node
     OPTIONS = 8  # JSON of options by flat name, which apply to the frames that follow
@@ -56,9 +56,9 @@ class GuardFrame:
     counter: int = 0  # increases with every packet of a channel
     time: int = 0  # when the command was made; of others, when it was sent
     arm: int = 0  # position in ``Config.arms``
-    # Float64 [K], as the kind says; NaN for fingers without a command; empty for REST, STOP and RESET.
+    # Float64 [K], as the kind says; NaN for fingers without a command; empty for KEEPALIVE, STOP and RESET.
     values: FloatArray = field(default_factory=lambda: np.zeros(0))
-    holds: int = 0  # nanoseconds after ``time`` for which the motion, or rest, remains in force
+    lifetime: int = 0  # nanoseconds after ``time`` for which a motion remains in force
     duration: float = 0.0  # seconds that the step takes
     stamp: int = 0  # of the camera frame that led to a motion
     source: int = 0  # who proposed it: position in :data:`SOURCES`
@@ -99,8 +99,8 @@ def read_packet(packet: bytes) -> GuardFrame:
 
 
 def _read(kind: Kind, content: bytes) -> GuardFrame:
-    count, *rest, values = _BODY.unpack_from(content, _HEAD.size)
-    fields = dict(zip(_FIELDS, rest, strict=True))
+    count, *head, values = _BODY.unpack_from(content, _HEAD.size)
+    fields = dict(zip(_FIELDS, head, strict=True))
     text = content[_HEAD.size + _BODY.size :].decode()
     if count > MOST_VALUES or any(values[8 * count :]) or (text and kind is not Kind.OPTIONS):
         raise ValueError(f"found {count} numbers and {len(text)} characters of {kind.name}")

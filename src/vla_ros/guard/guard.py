@@ -2,12 +2,13 @@
 
 When does a motion end?
 
-- A **velocity or twist** at the end of its frame (``holds`` after ``time``, which is ``timeouts.velocity``): then
-  zeros are sent.
-- **Positions** need no end while the node's control thread says that the arm rests (REST, ten times a second, each
-  until the longest inference has ended). When that lapses, a hold is sent, once.
-- At once when the node holds or ends. Within :data:`SOON` of a stop, a lost heartbeat or a rejected frame, by a
-  hold of the guard's own unless the node sends one.
+- A **velocity or twist** when its frame's lifetime ends (``timeouts.velocity``, or two control periods, after the
+  node made it) and no newer one was sent: zeros are sent, and the next velocity may follow.
+- **Positions** remain in force while the node's control thread sends keep-alives (ten times a second, each for as
+  long as an inference may take). When they lapse, a hold is sent, once.
+- Either, when the node holds or ends: at once.
+- Either, after a stop, a lost heartbeat, or a rejected or dropped frame: velocities at once, positions within
+  :data:`SOON` unless the node sends its own hold first.
 
 After a hold of its own, the guard sends no motion until the node has sent a hold. After a stop, it sends none until
 a person has reset the node and armed it again.
@@ -103,8 +104,8 @@ class Guard:
                 self.note("reset", "")
             elif frame.arm >= len(self._arms):
                 self._reject("unknown", f"found arm {frame.arm}, expected less than {len(self._arms)}", now)
-            elif frame.kind is Kind.REST:
-                self._rest(self._arms[frame.arm], frame, now)
+            elif frame.kind is Kind.KEEPALIVE:
+                self._keep_alive(self._arms[frame.arm], frame, now)
             else:
                 self._queue(self._arms[frame.arm], frame, now)
         self.look(now)
@@ -114,7 +115,7 @@ class Guard:
         for arm in self._arms:
             if arm.check.arm.joint_states == topic:
                 arm.history.add(message, publisher, now, stamped=stamped)
-                arm.unmerged.append((message, publisher, now, arm.ends is not None))
+                arm.unmerged.append((message, publisher, now, arm.moves))
 
     def merge(self) -> None:
         """Merge the joint states that have arrived: for holds, which need not be as quick as commands."""
@@ -147,33 +148,33 @@ class Guard:
     def look(self, now: int) -> None:
         """Send the frames whose joint states are there, and end what has to end."""
         timeout = self._options.current.timeouts.heartbeat
-        moving = any(arm.ends is not None for arm in self._arms)
+        moving = any(arm.moves for arm in self._arms)
         if timeout and moving and self.stopped is None and now - self.heard > timeout * _SECOND:
             self.stop(Reason.HEARTBEAT_LOST, f"none for {timeout:g} s", now)
         for arm in self._arms:
             self._send_waiting(arm, now)
-            if arm.ends is not None and now >= arm.ends:
-                self._end(arm, now)
+            if arm.deadline is not None and now >= arm.deadline:
+                self._expire(arm, now)
 
     def due(self, now: int) -> int:
         """Return when :meth:`look` has something to do, at the latest in :data:`LOOKS`."""
         times = [now + (JOINTS_POLLED if arm.waiting else LOOKS) for arm in self._arms]
-        return min(times + [arm.ends for arm in self._arms if arm.ends is not None])
+        return min(times + [arm.deadline for arm in self._arms if arm.deadline is not None])
 
     def hold_all(self, now: int) -> bool:
         """Hold every arm that moves or rests, at once; return True if every hold was sent."""
         for arm in self._arms:
             arm.waiting.clear()
-            if arm.ends is not None:
+            if arm.moves:
                 self._hold(arm, now)
-        return all(arm.ends is None for arm in self._arms)
+        return not any(arm.moves for arm in self._arms)
 
     # One arm
 
     def _queue(self, arm: GuardedArm, frame: GuardFrame, now: int) -> None:
         if frame.kind is Kind.HOLD:
             arm.waiting.clear()
-            self._end_soon(arm, now)
+            self._end_motion(arm, now)
         elif frame.time > now + _AHEAD:
             return self._reject("early", f"made {(frame.time - now) / 1e6:.1f} ms from now", now)
         elif now - frame.time > _LATE or frame.time < self._resumed:
@@ -234,7 +235,7 @@ class Guard:
         return allowed and not any(arm.needs_hold for arm in self._arms)
 
     def _may_move(self, arm: GuardedArm, frame: GuardFrame, now: int) -> bool:
-        if now >= frame.time + min(frame.holds, arm.check.longest):
+        if now >= frame.time + min(frame.lifetime, arm.check.longest_lifetime):
             self.note("expired", f"{arm.check.arm.name}, before it was sent")
             arm.speed = np.abs(frame.values[: len(arm.speed)])  # the node goes on from there
         elif self.stopped is None and frame.armings >= self._least and not arm.needs_hold:
@@ -290,22 +291,22 @@ class Guard:
             return
         arm.sent, (numbers, arm.fingers) = arm.check.command(frame), arm.check.split(frame)
         if not self._write(arm.sent):  # a part may have been written: hold at once, and again until that succeeds
-            arm.needs_hold, arm.ends = True, frame.time
+            arm.needs_hold, arm.deadline = True, frame.time
             return
         self.counts["sent"] += 1
         arm.speed, arm.needs_hold, holds = speed, False, frame.kind is Kind.HOLD
         if not arm.check.sends_velocities and holds:
-            arm.following.hold(arm.last if arm.ends is not None else None, numbers, arm.check.envelope.joints.lead)
+            arm.following.hold(arm.last if arm.moves else None, numbers, arm.check.envelope.joints.lead)
             arm.following.held = numbers
         elif not arm.check.sends_velocities:
             arm.following.sent(numbers)
         if not arm.check.sends_velocities:
             arm.last = arm.proposed = numbers
-        arm.ends = None if holds else frame.time + min(frame.holds, arm.check.longest)
+        arm.deadline = None if holds else frame.time + min(frame.lifetime, arm.check.longest_lifetime)
 
-    def _rest(self, arm: GuardedArm, frame: GuardFrame, now: int) -> None:
-        if arm.ends is not None and not (arm.check.sends_velocities or self.stopped or arm.needs_hold):
-            arm.ends = max(arm.ends, min(frame.time, now) + min(frame.holds, arm.check.longest))
+    def _keep_alive(self, arm: GuardedArm, frame: GuardFrame, now: int) -> None:
+        if arm.deadline is not None and not (arm.check.sends_velocities or self.stopped or arm.needs_hold):
+            arm.deadline = max(arm.deadline, min(frame.time, now) + min(frame.lifetime, arm.check.longest_lifetime))
 
     # Ends of motion
 
@@ -314,29 +315,29 @@ class Guard:
         self._least = self._armings + 1
         for arm in self._arms:
             arm.waiting = deque(each for each in arm.waiting if each[0].kind is Kind.HOLD)
-            self._end_soon(arm, now)
+            self._end_motion(arm, now)
 
-    def _end_soon(self, arm: GuardedArm, now: int) -> None:
+    def _end_motion(self, arm: GuardedArm, now: int) -> None:
         """End a motion: a velocity now, positions soon, because the node usually sends its own hold."""
-        if arm.ends is not None:
+        if arm.deadline is not None:
             arm.needs_hold = True
-            arm.ends = min(arm.ends, now + (0 if arm.check.sends_velocities else SOON))
+            arm.deadline = min(arm.deadline, now + (0 if arm.check.sends_velocities else SOON))
 
-    def _end(self, arm: GuardedArm, now: int) -> None:
-        """End what has lapsed; zeros at the end of a velocity are no hold: the next velocity may follow."""
+    def _expire(self, arm: GuardedArm, now: int) -> None:
+        """End a motion in time; the zeros that end a velocity are no hold: the next may go on from its speed."""
         if not arm.check.sends_velocities or arm.needs_hold:
             if not arm.needs_hold:  # the node holds, too, also where no joint state is usable here
                 self.note("lapsed", arm.check.arm.name)
             self._hold(arm, now)
         elif arm.sent is not None and self._write(arm.sent.stopped()):
-            arm.ends = None
+            arm.deadline = None
             self.note("expired", arm.check.arm.name)
         else:
-            arm.ends = now + _AGAIN
+            arm.deadline = now + _AGAIN
 
     def _hold(self, arm: GuardedArm, now: int) -> None:
         """Hold an arm where the node would; without a fresh joint state as soon as there is one."""
-        arm.needs_hold, arm.ends = True, now + _AGAIN
+        arm.needs_hold, arm.deadline = True, now + _AGAIN
         if not arm.check.sends_velocities:
             self._hear()
             self.merge()
@@ -347,7 +348,7 @@ class Guard:
         except Refused as refused:
             return self._tell("failed", str(refused))
         if self._write(held):
-            arm.ends, arm.speed = None, np.zeros(len(arm.speed))
+            arm.deadline, arm.speed = None, np.zeros(len(arm.speed))
             if not arm.check.sends_velocities:
                 arm.last = held.positions[: len(arm.speed)]
             self.note("held", f"{arm.check.arm.name} at {np.round(held.positions, 4).tolist()}")
@@ -364,7 +365,7 @@ class Guard:
         self.counts[f"dropped_{name}"] += 1
         if frame.kind is Kind.HOLD or not arm.needs_hold:
             self.note("dropped", f"{arm.check.arm.name}: {name}: {why}")
-        self._end_soon(arm, now)
+        self._end_motion(arm, now)
         arm.needs_hold = True
 
     def _configure(self, text: str, now: int) -> None:
@@ -393,6 +394,6 @@ class Guard:
     @property
     def status(self) -> Mapping[str, Any]:
         """State, why it is stopped, and counts, for ``~/status``."""
-        moves = any(arm.ends is not None for arm in self._arms)
+        moves = any(arm.moves for arm in self._arms)
         state = "stopped" if self.stopped else "moving" if moves else "holding"
         return {"state": state, "stopped": self.stopped or (), "counts": dict(self.counts)}

@@ -189,7 +189,7 @@ class GuardProcess:
         """Tell the node; one that does not read is no reason to wait."""
         report = {
             **self.guard.status,
-            "said": self._events,
+            "events": self._events,
             "subscribers": self.drivers.subscribers,
             "gids": {topic: gid.hex() for topic, gid in self.drivers.gids.items()},
             "slowest_ms": round(1e3 * self._slowest, 2),

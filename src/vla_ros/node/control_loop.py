@@ -107,7 +107,7 @@ class ControlLoop:
     def state(self) -> tuple[MotionState, RequestState]:
         """What moves the arms, and where the request for the next chunk is."""
         corrects = self._person_loop is not None and self._person_loop.has_begun
-        return MotionState.CORRECTING if corrects else self._executor.motion, self._inference.state
+        return MotionState.TELEOPERATING if corrects else self._executor.motion, self._inference.state
 
     def run_once(self) -> LoopResult:
         """Run one iteration: wait at most 0.1 s for the next event and handle it.
@@ -115,7 +115,7 @@ class ControlLoop:
         An event is a due step of the plan, a due command between steps, a finished inference, or a new frame.
         """
         self._take_options()
-        self._gate.rest()
+        self._gate.keep_alive()
         if self._person_loop is not None and self._person_loop.acts:
             return self._correct(self._person_loop)
         self._wait(min(self._step_due, self._executor.command_due), lambda: self._step_due <= self._clock.steady())
@@ -166,7 +166,7 @@ class ControlLoop:
     def _step_due(self) -> float:
         """Earliest time of the next step or frame; infinite while the loop waits for an inference or for rest."""
         motion, request = self.state
-        if motion is MotionState.RESTING:
+        if motion is MotionState.ABORTING:
             return math.inf
         if self._schedule.planned or request is RequestState.FINISHED:
             return self._executor.step_due

@@ -35,8 +35,8 @@ _READY = 60.0  # s until a guard has started on a busy machine
 _SILENT = 0.5  # s without a report, ten of which are missing then
 _ANSWER = 0.2  # s for the answer to a reset
 _ENDS = 1.0  # s
-_REST = 0.1  # s between announcements that the arm rests
-_SPARE = 1.0  # s that a rest lasts longer than the longest inference
+_KEEP_ALIVE = 0.1  # s between keep-alives
+_SPARE = 1.0  # s that a keep-alive lasts longer than the longest inference
 _SECTIONS = ("robot", "control", "gripper", "limits", "timeouts", "topics", "takeover", "guard", "node")
 _OF_ARM = ("command", "gripper", "joint_states")
 _HOLDS = ("lapsed", "dropped", "suspended", "unsent")  # events after which the guard waits for a hold of the node
@@ -119,7 +119,7 @@ class GuardClient:
         self._counter, self._options = 0, ""
         self._told: Mapping[str, Any] = {}
         self._judged: Mapping[str, Any] = self._told  # the report that look() has seen last
-        self._heard = self._looked = self._rested = time.monotonic()
+        self._heard = self._looked = self._kept_alive = time.monotonic()
         self._seen: Counter[str] = Counter()
         self._failure = self._lost = ""
         self.gids: dict[str, bytes] = {}
@@ -149,7 +149,7 @@ class GuardClient:
         frame = replace(
             frame_of(command, index, arm.robot.gripper_joint_names),
             time=time.monotonic_ns(),
-            holds=self._holds(moves_on=command.moves_on),
+            lifetime=self._lifetime(moves_on=command.moves_on),
             source=SOURCES.index(self._context.safety.status.source),
         )
         return [DriverWrite(arm.command, lambda: frame, as_is, partial(self._send_command, command))]
@@ -165,7 +165,7 @@ class GuardClient:
                 self._lost = f"it has not reported for {now - self._heard:.2g} s"
             if self._lost:
                 return {Reason.GUARD_LOST: f"{self._lost}; {_RESTART}"}
-            said, stopped = self._told.get("said", {}), self._told.get("stopped")
+            events, stopped = self._told.get("events", {}), self._told.get("stopped")
             new = Counter[str]()
             if self._told is not self._judged:
                 self._judged = self._told
@@ -173,21 +173,20 @@ class GuardClient:
                 self._seen += new
         for event, reason in _REACTIONS.items():
             for _ in range(new[event]):
-                self._context.safety.react(reason, said.get(event, ""))
-        held = [f"{event}: {said.get(event, '')}" for event in _HOLDS if new[event]]
+                self._context.safety.react(reason, events.get(event, ""))
+        held = [f"{event}: {events.get(event, '')}" for event in _HOLDS if new[event]]
         if held and not stopped:
             raise WriteError(f"the guard holds by itself ({'; '.join(held)})")
         return {Reason[stopped[0].upper()]: f"{stopped[1]} (in the guard)"} if stopped else {}
 
-    def rest(self) -> None:
+    def keep_alive(self) -> None:
         """Announce every 0.1 s, to every arm, that what was sent last remains in force."""
         now = time.monotonic()
-        if now - self._rested < _REST or not self.gids:
+        if now - self._kept_alive < _KEEP_ALIVE or not self.gids:
             return
-        self._rested = now
-        holds = self._holds(moves_on=False)
+        self._kept_alive = now
         for index, _ in self._arms.values():
-            self._try(GuardFrame(Kind.REST, arm=index, holds=holds))
+            self._try(GuardFrame(Kind.KEEPALIVE, arm=index, lifetime=self._lifetime(moves_on=False)))
 
     def configure(self, config: Config) -> None:
         text = options_text(config, self._node.resolve_topic_name)
@@ -236,7 +235,7 @@ class GuardClient:
     def _resets(self) -> int:
         return int(self._told.get("counts", {}).get("reset", 0))
 
-    def _holds(self, *, moves_on: bool) -> int:
+    def _lifetime(self, *, moves_on: bool) -> int:
         config = self._context.options.current
         return round(1e9 * (lifetime(config) if moves_on else config.timeouts.inference + _SPARE))
 

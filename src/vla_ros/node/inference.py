@@ -152,10 +152,10 @@ class InferenceThread:
         assert self.state is RequestState.NONE, "one inference at a time"
         schedule, previous = self._pipeline.schedule, None
         if schedule.kind == "rtc" and schedule.left:
-            rest = schedule.rest(request.position)
+            left_over = schedule.left_over(request.position)
             # The step that is due now is executed before any answer, however fast, so at least one is.
-            steps = max(1, math.ceil(min(self.expected_seconds / period, len(rest))))
-            previous = PreviousChunk(rest, steps if request.concurrent else 0)
+            steps = max(1, math.ceil(min(self.expected_seconds / period, len(left_over))))
+            previous = PreviousChunk(left_over, steps if request.concurrent else 0)
         self.state, self.pending = RequestState.PENDING, request
         delay_ms = self._context.options.current.control.inject_delay_ms
 

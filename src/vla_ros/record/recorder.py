@@ -25,6 +25,7 @@ from vla_ros.telemetry.diagnostics import ERROR, OK, WARN, PartStatus, diagnosti
 
 _PERIOD = 0.1  # s between writes: a killed process loses the messages of two periods at most
 _LOOKS = 0.05  # s between looks into the ring
+_SILENT = 6  # reports, one a second, until a person is told that there are no messages
 _SYNC = 1.0  # s between requests that the disk keeps what was written
 
 
@@ -159,8 +160,9 @@ class Recorder:
         self._lock = threading.Lock()  # of the selection
         self._events = {topic.name for topic in topics if topic.qos == EVENT_QOS}
         self._misread = False  # a message on a topic of events was none, and was named
-        self._ring = ring
+        self._ring, self._source, self._silent = ring, node, _SILENT * (ring is None)
         if ring is None:
+            self._logger.info(f"records {len(topics)} topics of {node} in {options.folder}, until Ctrl-C")
             for topic in topics:
                 profile = EVENT_QOS if topic.qos in LATCHED else "recorder"
                 wiring.subscribe_raw(topic.type, topic.name, partial(self._on_message, topic.name), profile)
@@ -195,7 +197,7 @@ class Recorder:
         return PartStatus("recording", WARN if count else OK, f"{state}; {count} messages were lost", values)
 
     def _on_message(self, topic: str, cdr: bytes | memoryview, origin: Origin) -> None:
-        now = time.time_ns()
+        now, self._silent = time.time_ns(), 0
         self._keep(Recorded(now, origin.published or now, topic, cdr))
 
     def _look(self) -> None:
@@ -237,6 +239,10 @@ class Recorder:
         return response
 
     def _report(self) -> None:
+        self._silent -= self._silent > 0
+        if self._silent == 1:
+            wait = f"within {_SILENT - 1} s; is it running, and in this domain (vla-ros status)?"
+            self._logger.warning(f"nothing came on any topic of {self._source} {wait}")
         now = int(self._node.get_clock().now().nanoseconds)
         name = self._node.get_fully_qualified_name()
         self._diagnostics.publish(diagnostic_array([self.report], name, now, self._wiring.graph.message))

@@ -136,19 +136,19 @@ class Service:
     def load(self, progress: Progress = no_progress) -> None:
         """Load the policy, which may take minutes.
 
-        Raises ConfigError if an alias does not name a feature of the policy. If the policy can describe its
-        features before it is loaded, the aliases are checked first.
+        Raises ConfigError if an alias does not name a feature of the policy, or if the policy needs points or
+        depth: before it is loaded if the policy can describe its features then.
         """
         described = None
         with contextlib.suppress(VlaRosError):  # load() reports the same error
             described = self.worker.policy.describe()
         if described and described.images and not described.takes_any_state:
-            self._check_aliases(described)
+            self._check(described)
         keep_freed_memory()
         self.worker.start(progress)
         try:
             spec = complete_spec(self.worker.policy.spec, self._config)
-            self._check_aliases(spec)
+            self._check(spec)
             if not self.worker.policy.spec.images:  # those of the options: a policy of states alone needs none
                 spec = replace(spec, images=tuple(replace(image, required=False) for image in spec.images))
         except VlaRosError:
@@ -231,7 +231,13 @@ class Service:
             self.robots -= 1
             self.worker.forget(known.robot)
 
-    def _check_aliases(self, spec: PolicySpec) -> None:
+    def _check(self, spec: PolicySpec) -> None:
+        if needed := (*spec.points, *spec.depth):
+            image, key = needed[0]
+            raise ConfigError(
+                f"{self._config.policy.name}: the policy needs '{key}' (points or depth of '{image}'), which no "
+                "request carries; run it in the robot's node instead: vla-ros run"
+            )
         keys = [*spec.image_keys, *(state.key for state in spec.state)]
         unknown = sorted(self._aliases.keys() - set(keys))
         if unknown:

@@ -12,11 +12,11 @@ import numpy as np
 from vla_ros.config import VELOCITY_OUTPUTS, CameraConfig, Config, load
 from vla_ros.config.control import ENVIRONMENT
 from vla_ros.config.sections import FeaturesConfig
-from vla_ros.contract.binding import make_arms
+from vla_ros.contract.binding import make_arms, with_rate
 from vla_ros.contract.components import parse_components
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.control.clock import Clock
-from vla_ros.control.command import Command
+from vla_ros.control.command import Command, lifetime
 from vla_ros.control.measured import joint_speeds
 from vla_ros.errors import ConfigError
 from vla_ros.execution.source import ActionSource
@@ -29,7 +29,7 @@ from vla_ros_lab.commission.measure import TICK, Track
 KEY, TICKS = "tick", "/vla_policy/tick"
 """Key and topic of the only image, which asks for the next command."""
 NODE_ENDS = 1.0
-"""Seconds after which the node ends a velocity."""
+"""Seconds after which the node ends a velocity while it is silent, so that the driver may end it before."""
 SLIDES = 0.2
 """Metres per radian: way, speed and tolerance of what slides, compared with what turns."""
 _GRIPPER, _TWIST = "gripper", "twist_stamped"
@@ -82,12 +82,13 @@ class MovedAxis:
 def commissioning_options(files: Sequence[Path], words: Sequence[str]) -> tuple[Config, Config]:
     """Return the options of the files, and those of the node that commissions.
 
-    Limits, collisions and watchdogs stay as they are; a velocity ends after :data:`NODE_ENDS`. Raises ConfigError
-    for an arm whose joints nobody knows.
+    Limits, collisions and watchdogs stay as they are; a velocity lasts as long as with the files' rate, at least
+    two ticks and at most :data:`NODE_ENDS`. Raises ConfigError for an arm whose joints nobody knows.
     """
     given = load(files, [*words, "policy.name:=hold"])
     mode = "none" if given.gripper.mode == "none" else "continuous"
-    ours = [*_OPTIONS.split(), f"gripper.mode:={mode}", f"timeouts.velocity:={NODE_ENDS}"]
+    lasts = min(max(2 * TICK, lifetime(with_rate(given, PolicySpec()))), NODE_ENDS)
+    ours = [*_OPTIONS.split(), f"gripper.mode:={mode}", f"timeouts.velocity:={lasts}"]
     config = load(files, [*words, "policy.name:=hold", *ours])
     for arm in given.arms:
         if not arm.robot.urdf or arm.output == ENVIRONMENT or (given.robot.arms and not arm.robot.joint_names):

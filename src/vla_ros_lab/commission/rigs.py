@@ -25,6 +25,7 @@ def on_graph(session: Commissioning, config: Config, cameras: CameraConfig) -> i
 
     def ends(node: PolicyNode) -> Callable[[], bool]:
         session.safety, session.arm = node.safety, partial(node.enable, True)
+        session.configure = node.reconfigure
         heard, wiring = session.heard, node.wiring
 
         def tap(topic: str, kind: str, hear: Callable[[Any], None]) -> None:
@@ -63,6 +64,7 @@ def simulated(
     """Commission the arms of ``world`` on a simulated clock; ``pause`` is called every tick."""
     port = NodePort(config, session.source, SIMULATED, time=clock)
     session.safety, session.arm, heard = port.node.safety, port.node.safety.arm, session.heard
+    session.configure = partial(setattr, port.node.options, "current")
 
     def advance() -> None:
         clock.after(world.step_seconds / world.ticks, advance)

@@ -6,6 +6,7 @@ nothing else: limits, collisions and watchdogs are the node's.
 
 import math
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from vla_ros.errors import VlaRosError
 from vla_ros.types import FloatArray
 from vla_ros.vision.messages import encode_image
 from vla_ros_lab.commission.measure import TICK, Rhythm, Track, rhythm
-from vla_ros_lab.commission.motion import KEY, Heard, MovedAxis, ScriptedSource, axes_of
+from vla_ros_lab.commission.motion import KEY, NODE_ENDS, Heard, MovedAxis, ScriptedSource, axes_of
 
 STANDS, SETTLES, RESTS, GRIPS, SILENT = 3.0, 1.5, 1.2, 3.0, 2.0
 """Seconds: hear the arm stand; let it sag at first; rest after a ramp; move a gripper; send nothing."""
@@ -50,7 +51,7 @@ class AxisMotion(NamedTuple):
 
 
 class Commissioning:
-    """Commissions an arm. A rig assigns ``safety``, and ``arm`` of the node, and calls :meth:`step` every tick.
+    """Commissions an arm. A rig assigns the node's ``safety``, ``arm`` and ``configure``, and steps every tick.
 
     ``typed`` returns the line that a person has typed since the last call, "" if none; None: every answer is yes.
 
@@ -65,6 +66,7 @@ class Commissioning:
 
     safety: Safety
     arm: Callable[[], Any]
+    configure: Callable[[Config], Any]
 
     def __init__(
         self, config: Config, clock: Clock, typed: Callable[[], str] | None, speed: float, way: float
@@ -121,11 +123,13 @@ class Commissioning:
         print(f"Silent for {SILENT:g} s: does the driver hold, and end a velocity?")
         creeping, began, speed = axes[0], self._clock.steady(), _CREEP * self._speed * axes[0].scale
         if creeping.by_velocity:
+            self.configure(replace(self._config, timeouts=replace(self._config.timeouts, velocity=NODE_ENDS)))
             yield from self._follow(creeping, lambda now: speed * min(now - began, 2.0), 0.3)
         self._ticks = False
         yield from self._sleep(0.1)
         since = self.heard.last(creeping)
         yield from self._sleep(SILENT)
+        self.configure(self._config)
         self._ticks, self._way_of = True, (None, _nowhere)
         for axis in axes:
             track = self.heard.measured(axis.key, since)

@@ -202,15 +202,18 @@ def fit_benchmark(
 ) -> tuple[list[str], list[str]]:
     """Return the options with which the node drives a benchmark as it is, and notes on what was assumed.
 
-    The policy's images (``camera.keys``) and the benchmark's are paired by ``contract.benchmark.pair_images``. Its
-    state is the vector ``states`` or ``state``. Raises ConfigError, which names both sides, if they do not fit.
+    The policy's images (``camera.keys``, and what ``features.images`` names) and the benchmark's are paired by
+    ``contract.benchmark.pair_images``. Its state is the vector ``states`` or ``state``. Raises ConfigError, which
+    names both sides, if they do not fit.
     """
     first, notes, sent = stated[0], list[str](), ", ".join(environment.sizes)
-    pairs = benchmarks.pair_images(base.camera.keys, tuple(environment.sizes))
+    own = [one.source for one in spec.images if one.source in environment.sizes]
+    cameras = list(dict.fromkeys([*base.camera.keys, *own]))
+    pairs = benchmarks.pair_images(cameras, tuple(environment.sizes))
     if lacking := [one.source for one in spec.images if one.required and one.source not in pairs]:
         raise ConfigError(f"the policy needs the images {', '.join(lacking)}, but {first['name']} sends {sent}")
     notes.append(f"images: {', '.join(f'{key} = {name}' for key, name in pairs.items())} (of {sent})")
-    keys = [key for key in base.camera.keys if key in pairs]
+    keys = [key for key in cameras if key in pairs]
     sizes = [environment.sizes[pairs[key]] for key in keys]
     options: dict[str, Any] = {
         "camera.keys": keys,

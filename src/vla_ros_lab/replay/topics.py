@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from vla_ros.config import Config, node_topics
+from vla_ros.config.sections import CameraConfig, TopicsConfig
 from vla_ros.vision.messages import IMAGE_TYPES
 from vla_ros_lab.replay.bag import Bag
 from vla_ros_lab.replay.storage import BagError
@@ -109,7 +110,8 @@ def select_topics(
     taken = {*truth, *(topic for _, topic in state_topics)}
     states = [name for name in find.of_type(JOINTS) if name not in taken and not _is_command(name)]
     usual = tuple(dict.fromkeys(live_name(arm.joint_states) for arm in config.arms))
-    joints = find.topics("joint_states", (JOINTS,), usual, states)
+    option = "topics.joint_states" if usual != (live_name(TopicsConfig().joint_states),) else ""
+    joints = find.topics("joint_states", (JOINTS,), usual, states, option)
     if truth_type == JOINTS and not (truth or joints):
         truth_type = ""
     texts = [name for name in find.of_type(TEXT) if _has_word(name, _INSTRUCTING)]
@@ -152,13 +154,19 @@ class _Finder:
         return names
 
     def topics(
-        self, role: str, types: Collection[str], usual: tuple[str, ...], candidates: Sequence[str]
+        self, role: str, types: Collection[str], usual: tuple[str, ...], candidates: Sequence[str], option: str = ""
     ) -> tuple[str, ...]:
-        """Return the topics from ``--topics``, the ``usual`` topics if the bag has them all, or a candidate."""
+        """Return the topics from ``--topics``, the ``usual`` topics if the bag has them all, or a candidate.
+
+        No candidate replaces topics that an ``option`` names.
+        """
         if (named := self.named(role, types)) is not None:
             return named
         if usual and all(self.by_name.get(name) in types for name in usual):
             return usual
+        if option and candidates:
+            found = f"found {list(usual)}, but the bag has {list(candidates)}"
+            raise BagError(f"{option}: {found}; set it to one of them, or name one with --topics {role}=/a")
         if len(candidates) < 2:
             return tuple(candidates)
         if self.ask is None:
@@ -178,7 +186,8 @@ class _Finder:
             below = [one for one in candidates if one.startswith(f"{base}/")]  # another transport, such as video
             usual.append(variants[0] if variants else below[0] if len(below) == 1 else name)
         plain = [name for name in candidates if name.removesuffix("/compressed") not in set(candidates) - {name}]
-        cameras = self.topics("camera", _TRANSPORTS, tuple(usual), plain if len(usual) == 1 else ())
+        option = "camera.topics" if self.config.camera.topics != CameraConfig().topics else ""
+        cameras = self.topics("camera", _TRANSPORTS, tuple(usual), plain if len(usual) == 1 else (), option)
         if len(cameras) != len(usual):
             found = f"found {list(self.config.camera.topics)}, but the bag has {candidates}"
             raise BagError(f"camera.topics: {found}; name {len(usual)} of them with --topics camera=/a,/b")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,16 +80,19 @@ class Adapted:
 def adapt(trainable: Trainable, recipe: Recipe, options: AdapterOptions, device: str) -> Adapted:
     """Quantise layers, add adapters, and choose what trains, in float32; moves the network to ``device``.
 
-    Raises ConfigError if nothing would train.
+    Raises ConfigError if nothing would train, or if an option would change nothing.
     """
     trainee, names = trainable.trainee, trainable.names
+    not_its = {"full": ("rank", "alpha", "targets"), **dict.fromkeys(VIEWS, ("alpha", "targets", "train"))}
+    if given := [name for name in not_its.get(options.adapter, ()) if getattr(options, name)]:
+        raise ConfigError(f"--{given[0]}: --adapter {options.adapter} determines what trains; leave it out")
     if options.adapter in VIEWS:
-        if fixed := [name for name in ("alpha", "targets", "train") if getattr(options, name)]:
-            raise ConfigError(f"--{fixed[0]}: --adapter {options.adapter} determines what trains; leave it out")
         trainee.to(device)
         return Adapted(trainable, None, {}, {}, {}, add_view(trainable, options.adapter, options.rank))
     modules = {name.rpartition(".")[0]: stored.rpartition(".")[0] for name, stored in names.items()}
     lora, layers = None, dict[str, str]()
+    for name in ("targets", "train"):
+        _require_pattern(name, getattr(options, name))
     whole = options.train or recipe.trained
     if options.adapter != "full":
         lora = _chosen(recipe.lora, options)
@@ -99,6 +102,13 @@ def adapt(trainable: Trainable, recipe: Recipe, options: AdapterOptions, device:
             for name, stored in modules.items()
             if isinstance(trainee.get_submodule(name), (nn.Linear, nn.Conv2d)) and re.match(lora.targets, stored)
         }
+    chosen = {
+        name: stored
+        for name, stored in names.items()
+        if re.match(whole, stored) and name.rpartition(".")[0] not in layers
+    }
+    _require_found("targets", options.targets, layers, "layer", [name for name in modules.values() if name])
+    _require_found("train", options.train, chosen, "parameter of a layer without an adapter", names.values())
     quantized = dict[str, str]()
     if options.adapter == "qlora":
         quantized = {name: stored for name, stored in modules.items() if re.match(recipe.quantized, stored)}
@@ -114,11 +124,6 @@ def adapt(trainable: Trainable, recipe: Recipe, options: AdapterOptions, device:
     trainee.to(device)
     if lora is not None:
         _add_adapters(trainee, lora, layers)
-    chosen = {
-        name: stored
-        for name, stored in names.items()
-        if re.match(whole, stored) and name.rpartition(".")[0] not in layers
-    }
     for name, parameter in trainee.named_parameters():
         trains = name in chosen or ".lora_" in name
         parameter.requires_grad_(trains)
@@ -128,6 +133,20 @@ def adapt(trainable: Trainable, recipe: Recipe, options: AdapterOptions, device:
     if not found.parameters:
         raise ConfigError(f"--train, --targets: nothing in {trainable.family} would train; check the patterns")
     return found
+
+
+def _require_pattern(option: str, pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"--{option} {pattern}: no regular expression of Python: {error}") from None
+
+
+def _require_found(option: str, pattern: str, found: Collection[str], what: str, names: Iterable[str]) -> None:
+    if pattern and not found:
+        raise ConfigError(
+            f"--{option} {pattern}: fits the beginning of no {what}; names are the checkpoint's, as {min(names)}"
+        )
 
 
 def _chosen(recipe: LoraRecipe, options: AdapterOptions) -> LoraRecipe:

@@ -78,5 +78,6 @@ def fine_tune(
 def require_outputs(arguments: argparse.Namespace) -> None:
     """Raise ConfigError if what a run writes is not named or cannot be written."""
     if arguments.output is None:
-        raise ConfigError("--output: not given; name the folder of the new checkpoint, or --check to train nothing")
+        instead = ", or --check to train nothing" if hasattr(arguments, "check") else ""
+        raise ConfigError(f"--output: not given; name the folder of the new checkpoint{instead}")
     check_output("--json", arguments.json)

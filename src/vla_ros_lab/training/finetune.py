@@ -8,6 +8,7 @@ import functools
 import json
 import logging
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 from vla_ros.config import Config
+from vla_ros.config.loading import flatten
 from vla_ros.config.show import number
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import ConfigError
@@ -45,6 +47,13 @@ logger = logging.getLogger(__name__)
 
 RUN = "run"
 """Folder of a run's states and TensorBoard's events in the output."""
+
+_OUTPUTS = ("json", "scores", "output")
+# Of a run that resumes: where files are, whose content counts, and what changes how it is computed at most.
+_MAY_CHANGE = "checkpoint data observations config param check device base_dtype no_recompute workers save_every"
+_NOT_LEARNED = re.compile(
+    r"(node|record|guard|takeover|collision)\.|policy\.(checkpoint|device|threads|self_test|evidence|engine|drafts)$"
+)
 
 _LIBRARIES = ("torch", "accelerate", "peft", "bitsandbytes", "transformers", "vla_ros")
 
@@ -247,35 +256,31 @@ def _tokens(trainable: Any, batch: Any) -> int:
 
 def _claim(output: Path, job: FineTuning, arguments: argparse.Namespace) -> dict[str, Any]:
     """Make the output's folder, for this run only; return what identifies the run."""
-    options = {
-        name: str(value) for name, value in vars(arguments).items() if name not in ("json", "scores", "output")
-    }
-    described = {"checkpoint": str(job.folder.resolve()), "data": dict(job.data), "options": options}
+    options = {name: str(value) for name, value in vars(arguments).items() if name not in _OUTPUTS}
+    options["own_actions"] = str(job.own_actions)
+    config = {name: value for name, value in flatten(job.config).items() if not _NOT_LEARNED.match(name)}
+    described = {
+        "checkpoint": str(job.folder.resolve()), "data": dict(job.data), "options": options,
+        "config": json.loads(json.dumps(config)),
+    }  # fmt: skip
     path = output / RUN / "run.json"
     if int(os.environ.get("RANK", 0)):
         return described
+    # What was refused before it began has left nothing but that file.
+    if [one.name for one in output.rglob("*")] == [RUN, path.name]:
+        path.unlink()
+        path.parent.rmdir()
     if path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))
-        kept = (
-            "steps",
-            "batch",
-            "accumulation",
-            "seed",
-            "adapter",
-            "learning_rate",
-            "rank",
-            "alpha",
-            "targets",
-            "train",
-            "init",
-            "flow_steps",
-            "flows",
-        )
-        changed = [name for name in kept if before["options"].get(name) != options.get(name)]
-        changed += [name for name in ("checkpoint", "data") if before[name] != described[name]]
-        if changed:
+        found = [
+            f"--{name.replace('_', '-')}" for name in _changed(before["options"], options, _MAY_CHANGE.split())
+        ]
+        found += _changed(before.get("config", {}), described["config"])
+        found += [name for name in ("checkpoint", "data") if before[name] != described[name]]
+        if found:
             raise ConfigError(
-                f"--output {output}: holds another run: {', '.join(changed)} differ; name another folder"
+                f"--output {output}: holds another run: {', '.join(found)} differ; name another folder, or give "
+                "what this run began with, as run/run.json has it"
             )
     elif output.is_dir() and any(output.iterdir()):
         raise ConfigError(f"--output {output}: is not empty and holds no run; name another folder")
@@ -283,6 +288,11 @@ def _claim(output: Path, job: FineTuning, arguments: argparse.Namespace) -> dict
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     return described
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any], free: Sequence[str] = ()) -> list[str]:
+    """Return the names in both whose values differ: a run of an older release has fewer."""
+    return [name for name in now if name in before and name not in free and before[name] != now[name]]
 
 
 def _prove(job: FineTuning, trained: Policy, output: Path, samples: Samples, held: list[range]) -> proof.Proof:
@@ -323,8 +333,8 @@ def _promote(output: Path, base: Path, old: Path, new: Path, say: Say) -> dict[s
     if not path.is_file():
         raise ConfigError(f"--scores: {path} is missing; finish the run first, without --scores")
     content = json.loads(path.read_text(encoding="utf-8"))
-    if content["weights"] != evidence.weight_hashes(output):
-        raise ConfigError(f"--scores: {output} has other files than {path} states; train it again")
+    if names := evidence.other_files(output, content["weights"]):
+        raise ConfigError(f"--scores: in {output}, {names[:5]} are others than {path} states; train it again")
     compared = proof.compare_scores({old: evidence.digest_of(base), new: evidence.digest_of(output)})
     evidence.write_evidence(output, {**content, "proof": proof.as_json(compared), "scores": [str(old), str(new)]})
     say(str(compared))

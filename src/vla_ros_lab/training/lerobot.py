@@ -152,7 +152,7 @@ class _Set:
             if kind in ("video", "image") and not (self._features[key].get("info") or {}).get("is_depth_map")
         }
         self._table = self._read("data", [key for key, kind in kinds.items() if kind not in ("video", "image")])
-        self.notes = Counter[str]()
+        self.notes, self.remarks = Counter[str](), tuple[str, ...]()
 
     def open(self, spec: PolicySpec, options: ReadOptions) -> EpisodeSamples:
         spec = complete_spec(spec, self._config)
@@ -172,7 +172,8 @@ class _Set:
         binding = Binding(spec, indices, (), (), (), self._upright(keys))
         names = {"state": self._names(_STATE, state), "action": self._names(_ACTION, {_ACTION: actions})}
         found = list(self._episodes(state, actions, len(keys), spec, options))
-        return EpisodeSamples(seeing(binding), found, frames, self.rate, names, options.whole_chunks, +self.notes)
+        notes = +self.notes, self.remarks
+        return EpisodeSamples(seeing(binding), found, frames, self.rate, names, options.whole_chunks, *notes)
 
     def _read(self, folder: str, columns: Sequence[str] | None) -> pa.Table:
         paths = sorted((self._root / folder).glob("*/*.parquet"))
@@ -207,13 +208,15 @@ class _Set:
         for image in images:
             names = (image.source, f"{_IMAGES}{image.source}", f"observation.{image.source}", image.key)
             key = next((name for name in names if name in self.cameras), "")
-            if not key and len(self.cameras) == len(images) == 1:
+            if not key and not image.camera and len(self.cameras) == len(images) == 1:
                 [key] = self.cameras
+                self.remarks += (f"the policy's image '{image.key}' is taken from '{key}', the only camera",)
             if key:
                 found[image.key] = key
             elif image.required:
+                named = f" '{image.camera}' (features.images)" if image.camera else ""
                 raise DataError(
-                    f"{self._root}: has no camera for the policy's image '{image.key}'; it has "
+                    f"{self._root}: has no camera{named} for the policy's image '{image.key}'; it has "
                     f"{', '.join(self.cameras) or 'none'}; name one with "
                     f"-p features.images:='[\"{image.key} = CAMERA\"]'"
                 )

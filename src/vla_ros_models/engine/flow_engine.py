@@ -43,8 +43,8 @@ class FlowRequest:
     # images of any size, which the device rotates and resizes.
     images: Sequence[NDArray[Any] | RawImage]
     tokens: IntArray  # int64 [L], the prompt
-    # [S], normalised and padded, or what makes it while the device encodes images; pi0.5 does not read it.
-    state: NDArray[Any] | Callable[[], NDArray[Any]]
+    # Makes the state [S], normalised and padded, while the device encodes images; pi0.5 does not read it.
+    make_state: Callable[[], NDArray[Any]]
     # Noise [H, A], or the seed of a generator on the device; the same seed gives the same chunk.
     noise: NDArray[Any] | int
     continuation: Continuation | None = None  # real-time chunking; None leaves the chunk free
@@ -284,7 +284,7 @@ class FlowEngine(ChunkEngine[tuple[int, int], FlowGraphs]):
         tokens, lengths, state, *guide = arrays
         lengths[row] = len(request.tokens)
         tokens[row, : lengths[row]] = request.tokens
-        state[row] = request.state() if callable(request.state) else request.state
+        state[row] = request.make_state()
         fill_guide(guide, row, request.continuation)
 
     def _build(self, kind: tuple[int, int], length: int) -> FlowGraphs:

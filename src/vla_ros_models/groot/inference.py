@@ -178,7 +178,7 @@ class GrootEngine(ChunkEngine[_Kind, GrootGraphs]):
         lengths[row] = count
         tokens[row, :count] = request.tokens
         positions[row, :, :count] = one.positions
-        state[row] = request.state() if callable(request.state) else request.state
+        state[row] = request.make_state()
         fill_guide(guide, row, request.continuation)
         found = tokens.shape[1] * row + np.flatnonzero(request.tokens == self.model.sizes.image_token)
         places[_order(one.grids, row, len(tokens), self.model.sizes.vision.merge**2)] = found

@@ -19,7 +19,7 @@ from vla_ros.errors import ConfigError, ImageError
 from vla_ros.types import FixedPointResize, ImageProcessor, Padding, Resampling, UInt8Array
 from vla_ros.vision.processors import centred_corner, require_image
 from vla_ros.vision.resample import pillow_taps
-from vla_ros_models.normalization import Array, Learned, LearnedStatistics
+from vla_ros_models.normalization import Array, Learned, LearnedStatistics, zero_padded
 
 Float32 = NDArray[np.float32]
 _Size = tuple[int, int]
@@ -228,9 +228,7 @@ class Processing:
         values = np.asarray(state, np.float32)
         if self.state_bounds is not None:
             values = self.state_bounds.normalize(values, self.clip_state)
-        padded = np.zeros(size, np.float32)  # np.pad takes 40 us
-        padded[: len(values)] = values
-        return padded
+        return zero_padded(values, size)
 
     def shown_actions(self, normalized: Array) -> Array:
         """Return the rows and columns that count, [rows, model_size], of the model's actions [H, A]."""

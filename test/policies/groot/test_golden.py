@@ -20,7 +20,7 @@ def test_chunk(loaded, case):
     asked = request(model, case)
     np.testing.assert_array_equal(asked.tokens, case["tokens"][case.valid])
     np.testing.assert_array_equal(asked.positions, case["position_ids"][:, case.valid])
-    np.testing.assert_allclose(asked.state(), case["state_normalized"], atol=1e-6)
+    np.testing.assert_allclose(asked.make_state(), case["state_normalized"], atol=1e-6)
     again = request(model, case, noise=0)
     assert again.tokens is asked.tokens  # an instruction is encoded once
     [chunk] = infer(model, asked)

@@ -118,7 +118,7 @@ def infer(model, images, state, instruction, noise, rtc=None):
     request = model.request(images, state, instruction, noise, rtc)
     [chunk] = answer(model, request)
     actions = model.processing.robot_actions(chunk, state)
-    return Chunk(chunk, actions, request.tokens, request.state[: model.processing.state_size])
+    return Chunk(chunk, actions, request.tokens, request.make_state()[: model.processing.state_size])
 
 
 @pytest.fixture

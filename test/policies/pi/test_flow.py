@@ -39,10 +39,11 @@ def random_engine(kind, steps=10, **options):
 
 def random_request(tokens=5, cameras=2, seed=5, **changes):
     draw = np.random.default_rng(seed)
+    state = draw.normal(size=32)
     return FlowRequest(
         images=list(draw.random((cameras, 28, 28, 3), np.float32)),
         tokens=draw.integers(3, 50, tokens),
-        state=draw.normal(size=32),
+        make_state=lambda: state,
         noise=draw.normal(size=(6, 32)),
         **changes,
     )

@@ -76,7 +76,7 @@ def test_image_tokens_and_velocities_equal_openpis(loaded, kind, number):
     tokens = patches[0].unflatten(0, (-1, 256))
     np.testing.assert_allclose(tokens[:, ::31, ::17], case["image_probe"][present], rtol=0, atol=KEYS)
 
-    actions, state = (torch.from_numpy(np.float32(value))[None] for value in (request.noise, request.state))
+    actions, state = (torch.from_numpy(np.float32(value))[None] for value in (request.noise, request.make_state()))
     for step, rows in enumerate(suffix_rows(flow, Ops(), cache, start, torch.zeros(1, 10, dtype=torch.int32))):
         stream = run_step(flow, Ops(), cache, actions, state, rows, step)
         velocity = predict_velocity(Ops().norm(flow.expert, stream, rows), flow.action_out, flow.horizon)
@@ -101,7 +101,7 @@ def test_prefix_keys_and_suffix_equal_openpis(loaded, kind, monkeypatch):
     begun = []
     monkeypatch.setattr(Ops, "start", lambda *given: begun.append(given[2]))
     monkeypatch.setattr("vla_ros_models.engine.flow.run_layers", lambda *given, **named: None)
-    noise, state = (torch.from_numpy(np.float32(value))[None] for value in (request.noise, request.state))
+    noise, state = (torch.from_numpy(np.float32(value))[None] for value in (request.noise, request.make_state()))
     [rows, *_] = suffix_rows(flow, Ops(), cache, start, torch.zeros(1, 10, dtype=torch.int32))
     run_step(flow, Ops(), cache, noise, state, rows, 0)
     np.testing.assert_allclose(begun[0][0], case["suffix_0"], rtol=0, atol=1e-5)

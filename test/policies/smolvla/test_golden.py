@@ -19,7 +19,7 @@ def test_chunk(loaded, case):
     assert state == 0
     np.testing.assert_array_equal(tokens, case.tokens)
     np.testing.assert_allclose(
-        asked.state[: len(case["state"])], case["state_normalized"][: len(case["state"])], atol=1e-6
+        asked.make_state()[: len(case["state"])], case["state_normalized"][: len(case["state"])], atol=1e-6
     )
     [chunk] = infer(model, asked)
     np.testing.assert_allclose(chunk, case["actions_normalized"], rtol=0, atol=CHUNK)

@@ -231,7 +231,7 @@ def test_tokens_in_training_are_those_of_the_engine(geometric: Run) -> None:
         engine = make_engine(trainee.network, geometric_processing(geometric), 1)
         pixels, where = images[0].numpy() / np.float32(255), positions.numpy()
         asked = [
-            FlowRequest([pixels], row.numpy(), np.zeros(ACTION_SIZE), noise.numpy(), positions=where)
+            FlowRequest([pixels], row.numpy(), lambda: np.zeros(ACTION_SIZE), noise.numpy(), positions=where)
             for row, noise in zip(prompts, actions, strict=True)
         ]
         answers = torch.stack([torch.from_numpy(one.actions) for one in engine.answer(asked)])
