@@ -18,13 +18,17 @@ from vla_ros.control.reasons import Refused
 from vla_ros.control.safety import State
 from vla_ros.errors import ConfigError
 from vla_ros.graph.messages import message_types
+from vla_ros.kinematics.solver import Kinematics
 from vla_ros.node.depth import DepthCameras
+from vla_ros.node.pipeline import build_pipeline
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.policies import Policy, Session
 from vla_ros.types import ActionChunk, Observation
 from vla_ros.vision.messages import encode_compressed, encode_image
 from vla_ros_lab.replay import evaluate
+from vla_ros_lab.replay.bag import Bag
 from vla_ros_lab.replay.play import ReplayOptions
+from vla_ros_lab.replay.prepare import read_transforms
 
 CAMERAS = (
     "camera.topics:=[/camera/image_raw, /depth]",
@@ -171,6 +175,37 @@ def test_the_policy_gets_points_in_the_base_frame(robot, inside: Inside, camera:
     depth = policy.seen[-1].depth["points"]
     assert np.isnan(depth[:8, :8]).all()
     assert np.nanmin(depth) == np.nanmax(depth) == np.float32(0.8)
+
+
+@pytest.mark.causes("transform_missing")
+def test_a_camera_on_a_link_needs_no_tf(robot: Any, inside: Inside) -> None:
+    """Its pose at the frame's stamp follows from the URDF and two joint states, and its driver's own frame."""
+    camera, policy = DepthCamera(robot), Looking()
+    node = inside(*CAMERAS, policy=policy)
+    camera.transform("tool", "optical", (0, 0, 0.1, *HERE[3:]), 0, static=True)
+
+    def each(late: int = 0) -> None:
+        stamp = robot.now()
+        camera.info(stamp)
+        camera.depth(stamp)
+        robot.send_frame(robot.noise(stamp), joints=False)
+        for side in (-1, 1):
+            turned = [robot.positions[0] + 0.001 * side, *robot.positions[1:]]
+            at = stamp + side * 2_000_000 - late
+            robot.joint_publisher.publish(robot.joint_state(robot.names, turned, at))
+
+    armed(node, robot, each)
+    depth = policy.seen[-1]
+    tip = Kinematics.from_urdf("demo", tip_frame="tool").forward(np.array(robot.positions))
+    rays = np.stack(np.meshgrid(np.arange(WIDTH), np.arange(HEIGHT)), axis=-1) - (np.array([WIDTH, HEIGHT]) - 1) / 2
+    seen = np.dstack((rays * 0.8 / FOCAL, np.full((HEIGHT, WIDTH), 0.8 + 0.1)))
+    seen[:8, :8] = np.nan
+    np.testing.assert_allclose(depth.points["points"], seen @ tip.rotation.T + tip.position, atol=1e-6)
+    used = {"optical": "/tf_static", "tool": "robot.urdf", "link_1": "robot.urdf"}
+    robot.until(lambda: used.items() <= robot.status.get("poses", {}).items(), each)
+    text = "newest position of joint 'joint_7', which moves 'link_7', is"
+    holding(node, robot, text, lambda: each(200_000_000))
+    robot.until(lambda: node.safety.state is State.ARMED, each)
 
 
 def test_depth_of_another_camera_is_registered_to_the_colour_image(robot, inside: Inside, camera) -> None:
@@ -348,6 +383,12 @@ def test_a_recorded_episode_is_replayed_with_its_transforms(
         assert len(policy.seen) >= 5, outcome
         for observation in policy.seen:
             floor(observation.points["points"])
+    observer = build_pipeline(config, POINTS).observer
+    with Bag(bag) as opened:
+        read_transforms(opened, observer, ("/joint_states",))
+    tip = Kinematics.from_urdf("demo", tip_frame="tool").forward(np.array(robot.positions))
+    found = observer.depth.transforms.at("base_link", "tool", policy.seen[0].stamp)
+    np.testing.assert_allclose(found[:3], np.column_stack((tip.rotation, tip.position)), atol=1e-9)
 
 
 def binding(*assignments: str, spec: PolicySpec = POINTS) -> Any:
@@ -423,7 +464,7 @@ def test_a_huge_message_of_transforms_is_ignored() -> None:
 def test_the_binding_names_what_depth_needs() -> None:
     found = binding(*CAMERAS, "camera.info:=[/camera/camera_info, /depth/camera_info]").table()
     assert "points[m] in base_link" in found
-    assert "/depth, /depth/camera_info, onto /camera/image_raw" in found
+    assert "/depth, /depth/camera_info, /tf or else robot.urdf, onto /camera/image_raw" in found
     aligned = binding(*CAMERAS).table()
     assert "onto" not in aligned
     only = PolicySpec(POINTS.images, depth=POINTS.points)

@@ -1,4 +1,4 @@
-"""Points of depth cameras in the robot's base frame, by ``sensor_msgs/CameraInfo``, ``/tf`` and ``/tf_static``."""
+"""Points of depth cameras in the robot's base frame, by ``sensor_msgs/CameraInfo`` and transforms."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +10,11 @@ from vla_ros.control.clock import Clock
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.errors import ConfigError
 from vla_ros.execution.context import Context
+from vla_ros.graph.origin import Origin
 from vla_ros.graph.wiring import Wiring
-from vla_ros.kinematics.transforms import TransformBuffer, TransformError
+from vla_ros.kinematics.links import Links
+from vla_ros.kinematics.transforms import KEPT, TransformBuffer, TransformError
+from vla_ros.kinematics.urdf import read_urdf
 from vla_ros.record.topics import CAMERA_INFO, TRANSFORM, TRANSFORMS
 from vla_ros.types import Float32Array, FloatArray
 from vla_ros.vision.camera_model import CameraModel, read_camera_info
@@ -31,7 +34,7 @@ class DepthCameras:
 
     Attributes:
         infos: Topics of CameraInfo that are needed, and whether their cameras' images are rectified.
-        transforms: What was said on ``/tf`` and ``/tf_static``.
+        transforms: What was said on ``/tf`` and ``/tf_static``, or else follows from ``robot.urdf``.
         clock: The clock that waits.
     """
 
@@ -41,12 +44,19 @@ class DepthCameras:
         self._placed = {binding.points[key] for _, key in binding.spec.points if key in binding.points}
         used = (*self._colour.values(), *(config.camera.each[index] for index in self._colour))
         self.infos = {one.info: one.rectified for one in used if one is not None and one.info}
-        self.transforms, self.clock = TransformBuffer(), Clock()
+        self.transforms, self.clock = self.buffer(), Clock()
         self._decode = decode_depth if config.camera.transport == "raw" else decode_compressed_depth
         self._heard: dict[str, bytes] = {}
         self._models: dict[str, CameraModel | str] = {}  # by topic; or what is wrong with it
 
-    def hear(self, topic: str, cdr: CdrBytes, deserialize: Callable[[CdrBytes], Any]) -> str:
+    def buffer(self, seconds: float = KEPT) -> TransformBuffer:
+        """Return a buffer without transforms; it knows the robot's links if all arms have one URDF."""
+        [urdf, *others] = {arm.robot.urdf for arm in self._binding.config.arms}
+        return TransformBuffer(seconds, Links(read_urdf(urdf) if urdf and self.infos and not others else None))
+
+    def hear(
+        self, topic: str, cdr: CdrBytes, deserialize: Callable[[CdrBytes], Any], publisher: bytes = b""
+    ) -> str:
         """Take a message of a topic of :attr:`infos` or of transforms; return why it is ignored, or ""."""
         if topic in self.infos:
             data = bytes(cdr)
@@ -63,7 +73,8 @@ class DepthCameras:
             at, turned, stamp = one.transform.translation, one.transform.rotation, one.header.stamp
             numbers = (at.x, at.y, at.z, turned.x, turned.y, turned.z, turned.w)
             nanoseconds, static = stamp.sec * 1_000_000_000 + stamp.nanosec, topic == TRANSFORMS[1]
-            self.transforms.add(one.header.frame_id, one.child_frame_id, nanoseconds, numbers, static=static)
+            ends = one.header.frame_id, one.child_frame_id
+            self.transforms.add(*ends, nanoseconds, numbers, static=static, publisher=publisher)
         return ""
 
     def decode(self, index: int, data: CdrBytes, patience: float) -> tuple[DecodedPoints, Float32Array]:
@@ -120,8 +131,8 @@ def join_depth(context: Context, wiring: Wiring, cameras: DepthCameras) -> None:
     def subscribe(topic: str, kind: str, profile: str) -> None:
         cls = wiring.graph.message(kind)
 
-        def hear(cdr: Any, _: object) -> None:
-            if why := cameras.hear(topic, cdr, lambda data: wiring.graph.deserialize(data, cls)):
+        def hear(cdr: Any, origin: Origin) -> None:
+            if why := cameras.hear(topic, cdr, lambda data: wiring.graph.deserialize(data, cls), origin.publisher):
                 context.throttled.log(topic, f"a message on {topic} was ignored: {why}", "error")
 
         wiring.subscribe_raw(kind, topic, hear, profile)

@@ -293,8 +293,10 @@ class PolicyNode:
         self._scene = join_collision(self._context, wiring, pipeline.controller.collision)
         outputs = Outputs(self._context, wiring, self._guard and self._guard.open(self._context, wiring))
         self._telemetry.sent = lambda: outputs.sent
-        self._states = states = StateReceiver(self._context, pipeline.controller)
         observer, used = pipeline.observer, pipeline.binding.used
+        transforms = observer.depth.transforms
+        self._states = states = StateReceiver(self._context, pipeline.controller, transforms)
+        self._telemetry.poses = lambda: transforms.used
         receiver = FrameReceiver(self._context, self._mailboxes, observer, used, source.page_locked)
         join_depth(self._context, wiring, observer.depth)
         self._cameras = receiver.sources

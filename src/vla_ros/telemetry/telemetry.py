@@ -73,6 +73,7 @@ class Telemetry:
         self._debug = wiring.teller("sensor_msgs/msg/Image", node_topics.DEBUG_IMAGE, "diagnostics")
         self._view = wiring.teller("std_msgs/msg/String", node_topics.ROBOT_VIEW, "state_publisher")
         self.sent: Callable[[], Mapping[str, Command]] = dict  # each arm's last command; assign it
+        self.poses: Callable[[], Mapping[str, str]] = dict  # where each frame's pose is from; assign it
         self._unsent = ""  # why an action was not published
         self._debug_wanted = self._view_wanted = False
         self._to_draw: StepResult | None = None
@@ -132,6 +133,7 @@ class Telemetry:
             "frames": self._stats.frames(),
             "collision": self._collision(),
             "guard": self._guard(),
+            "poses": dict(self.poses()),
         }
         self._status.publish(self._graph.message("std_msgs/msg/String")(data=json.dumps(content)))
         if (status.state, status.mode, *status.blocks) != self._published:
