@@ -34,6 +34,8 @@ class DepthCameras:
 
     Attributes:
         infos: Topics of CameraInfo that are needed, and whether their cameras' images are rectified.
+        measured: Indices in ``camera.topics`` of the depth cameras.
+        models: By topic of :attr:`infos`, its camera's model, or what is wrong with it.
         transforms: What was said on ``/tf`` and ``/tf_static``, or else follows from ``robot.urdf``.
         clock: The clock that waits.
     """
@@ -41,13 +43,15 @@ class DepthCameras:
     def __init__(self, binding: Binding) -> None:
         config, self._binding = binding.config, binding
         self._colour = {index: colour_camera(binding.spec, config, key) for key, index in binding.points.items()}
+        depth = {key for _, key in binding.spec.depth}
+        self.measured = {at for key, at in binding.points.items() if key in depth or config.camera.each[at].info}
         self._placed = {binding.points[key] for _, key in binding.spec.points if key in binding.points}
         used = (*self._colour.values(), *(config.camera.each[index] for index in self._colour))
         self.infos = {one.info: one.rectified for one in used if one is not None and one.info}
         self.transforms, self.clock = self.buffer(), Clock()
         self._decode = decode_depth if config.camera.transport == "raw" else decode_compressed_depth
         self._heard: dict[str, bytes] = {}
-        self._models: dict[str, CameraModel | str] = {}  # by topic; or what is wrong with it
+        self.models: dict[str, CameraModel | str] = {}
 
     def buffer(self, seconds: float = KEPT) -> TransformBuffer:
         """Return a buffer without transforms; it knows the robot's links if all arms have one URDF."""
@@ -63,9 +67,9 @@ class DepthCameras:
             if self._heard.get(topic) != (same := data[: _STAMP.start] + data[_STAMP.stop :]):
                 self._heard[topic] = same
                 try:
-                    self._models[topic] = read_camera_info(deserialize(cdr), rectified=self.infos[topic])
+                    self.models[topic] = read_camera_info(deserialize(cdr), rectified=self.infos[topic])
                 except ConfigError as error:
-                    self._models[topic] = str(error)
+                    self.models[topic] = str(error)
             return ""
         if len(cdr) > _MOST_BYTES:
             return f"found {len(cdr)} bytes, expected at most {_MOST_BYTES}"
@@ -100,7 +104,7 @@ class DepthCameras:
         return DecodedPoints(points, stamp, frame), depth
 
     def _model(self, topic: str) -> CameraModel:
-        model = self._models.get(topic, "no message yet")
+        model = self.models.get(topic, "no message yet")
         if isinstance(model, str):
             raise Refused(Reason.CAMERA_INFO_INVALID, f"{topic}: {model}")
         return model
