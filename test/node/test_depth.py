@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 
@@ -387,7 +388,7 @@ def test_a_recorded_episode_is_replayed_with_its_transforms(
     with Bag(bag) as opened:
         read_transforms(opened, observer, ("/joint_states",))
     tip = Kinematics.from_urdf("demo", tip_frame="tool").forward(np.array(robot.positions))
-    found = observer.depth.transforms.at("base_link", "tool", policy.seen[0].stamp)
+    found = observer.depth.transforms.at("base_link", "tool", policy.seen[len(policy.seen) // 2].stamp)
     np.testing.assert_allclose(found[:3], np.column_stack((tip.rotation, tip.position)), atol=1e-9)
 
 
@@ -484,3 +485,31 @@ def test_the_binding_names_what_depth_needs() -> None:
 def test_what_does_not_fit_is_refused_at_start(assignments: tuple[str, ...], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         binding(*assignments)
+
+
+def test_raw_and_compressed_cameras_may_be_mixed(robot: Any, inside: Inside, camera: DepthCamera) -> None:
+    """The colour camera's topic ends as image_transport's do; depth is raw."""
+    topics = "camera.topics:=[/camera/image_raw/compressed, /depth]"
+    policy = Looking()
+    node = inside(*CAMERAS, topics, policy=policy)
+    camera.transform("base_link", "optical", DOWN, 0, static=True)
+    kind, qos = robot.graph.message("sensor_msgs/msg/CompressedImage"), robot.graph.qos("camera")
+    colour = robot.node.create_publisher(kind, "/camera/image_raw/compressed", qos)
+
+    def each() -> None:
+        stamp = robot.now()
+        camera.info(stamp)
+        camera.depth(stamp)
+        robot.send_joints()
+        pixels = np.random.default_rng(stamp).integers(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
+        colour.publish(encode_compressed(cv2.imencode(".jpg", pixels)[1].tobytes(), stamp, "colour"))
+
+    armed(node, robot, each)
+    floor(policy.seen[-1].points["points"])
+
+
+@pytest.mark.parametrize("transport", ["raw", "compressed"])
+def test_a_topic_says_its_transport(transport: str) -> None:
+    topics = "camera.topics:=[/a/image_raw, /a/image_raw/compressed, /b/image_raw/compressedDepth]"
+    config = load([], [topics, "camera.keys:=[a, b, c]", f"camera.transport:={transport}"])
+    assert [one.transport for one in config.camera.each] == [transport, "compressed", "compressed"]

@@ -198,8 +198,8 @@ def _points(spec: PolicySpec, config: Config) -> dict[str, int]:
                 f"{', '.join(keys)}; add the topic of a sensor_msgs/Image with the encoding {encoding}{more}, to "
                 "camera.topics, and this key to camera.keys"
             )
-        if what == "points" and not each[keys.index(key)].info and config.camera.transport != "raw":
-            raise ConfigError(f"camera.transport: found {config.camera.transport}, but the points '{key}' are raw")
+        if what == "points" and not each[keys.index(key)].info and each[keys.index(key)].transport != "raw":
+            raise ConfigError(f"camera.transport: found compressed, but the points '{key}' are raw")
         if what == "points" and not config.robot.base_frame:
             raise ConfigError(f"robot.base_frame: not set, but the points '{key}' have to be in it")
         shown = camera_of(spec, config, image)

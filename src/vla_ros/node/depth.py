@@ -49,7 +49,6 @@ class DepthCameras:
         used = (*self._colour.values(), *(config.camera.each[index] for index in self._colour))
         self.infos = {one.info: one.rectified for one in used if one is not None and one.info}
         self.transforms, self.clock = self.buffer(), Clock()
-        self._decode = decode_depth if config.camera.transport == "raw" else decode_compressed_depth
         self._heard: dict[str, bytes] = {}
         self.models: dict[str, CameraModel | str] = {}
 
@@ -88,7 +87,8 @@ class DepthCameras:
         ImageError, and Refused if CameraInfo or transforms are missing or do not fit.
         """
         config = self._binding.config
-        camera, colour, (depth, stamp, frame) = config.camera.each[index], self._colour[index], self._decode(data)
+        camera, colour = config.camera.each[index], self._colour[index]
+        depth, stamp, frame = (decode_depth if camera.transport == "raw" else decode_compressed_depth)(data)
         model = self._model(camera.info) if camera.info else None
         for what, found in (("size", depth.shape), ("frame_id", frame)) if model is not None else ():
             if found != getattr(model, what):

@@ -40,6 +40,7 @@ class CameraSources:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._sources = DataSources()
+        self._transports = {one.topic: one.transport for one in context.options.current.camera.each}
         self._known: dict[str, set[str]] = {}
 
     def competing(self, steady: int) -> CompetingSources | None:
@@ -49,7 +50,7 @@ class CameraSources:
     def follows(self, topic: str, data: CdrBytes, publisher: bytes, now: Now) -> bool:
         """Return True if a frame comes from the followed source."""
         config = self._context.options.current
-        kind = _kind(data, config.camera.transport)
+        kind = _kind(data, self._transports[topic])
         if not self._sources.follows(topic, DataSource(publisher, kind), now.steady, config.timeouts.camera):
             return False
         self._warn(topic, kind, config.camera)
@@ -63,7 +64,7 @@ class CameraSources:
         size = next(f"{each.width}x{each.height}" for each in camera.each if each.topic == topic)
         if known:
             self._context.logger.warning(f"{topic}: its frames were {next(iter(known))} and are {kind} now")
-        elif camera.transport == "raw" and not kind.startswith(f"{size} "):
+        elif self._transports[topic] == "raw" and not kind.startswith(f"{size} "):
             text = f"{topic}: its frames are {kind}; camera.width and camera.height expect {size}"
             self._context.logger.warning(text)
         known.add(kind)

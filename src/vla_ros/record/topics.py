@@ -45,7 +45,7 @@ def recorder_name(node: str) -> str:
 def recorded_topics(config: Config, resolve: Callable[[str], str]) -> list[Topic]:
     """Return the topics that a node reads and publishes; ``resolve`` returns the full name of one."""
     takeover = config.takeover
-    named = [(topic, IMAGE_TYPES[config.camera.transport]) for topic in config.camera.topics]
+    named = [(one.topic, IMAGE_TYPES[one.transport]) for one in config.camera.each]
     named += [(topic, CAMERA_INFO) for topic in config.camera.info if topic]
     named += [(arm.joint_states, _JOINTS) for arm in config.arms]
     named += [

@@ -14,7 +14,7 @@ from vla_ros.config.sections import CameraConfig
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.errors import ImageError
 from vla_ros.types import IntArray, UInt8Array
-from vla_ros.vision.depth import DEPTHS, decode_compressed_depth, decode_depth
+from vla_ros.vision.depth import DEPTH_ENCODINGS, decode_compressed_depth, decode_depth
 from vla_ros.vision.messages import IMAGE_TYPES, image_header, image_stamp, read_compressed
 from vla_ros.vision.preprocess import TURNS, Preprocessor, process
 from vla_ros_lab.export.dataset import ExportError
@@ -190,7 +190,7 @@ def _decoded(preprocessor: Preprocessor, camera: int, cdr: bytes | memoryview) -
 def _is_depth(cdr: bytes | memoryview, kind: str) -> bool:
     try:
         if kind == IMAGE_TYPES["raw"]:
-            return image_header(cdr).encoding in DEPTHS
+            return image_header(cdr).encoding in DEPTH_ENCODINGS
         return "compressedDepth" in read_compressed(cdr)[0].format
     except ImageError:
         return False

@@ -35,7 +35,7 @@ from vla_ros_lab.replay.prepare import fit, read_transforms
 from vla_ros_lab.replay.storage import BagError, Record
 from vla_ros_lab.replay.topics import topics_of
 from vla_ros_lab.training.episodes import DataError, EpisodeSamples, ReadOptions, RecordedEpisode, seeing
-from vla_ros_lab.training.poses import gather
+from vla_ros_lab.training.poses import gather_poses
 
 _SAME = 0.05  # share by which a camera's rate may differ from the policy's if every image is to be a frame
 _PIXEL = np.zeros((1, 1, 3), np.uint8)
@@ -172,7 +172,7 @@ class _BagReader:
         self._details: dict[Reason, str] = {}
         observer = Observer(binding)
         read_transforms(bag, observer, selection.joint_states)
-        self._depth, self._poses = observer.depth, gather(observer.depth)
+        self._depth, self._poses = observer.depth, gather_poses(observer.depth)
         self._refused: dict[tuple[int, int], Refused] = {}  # by camera and row, depth that gives no points
 
     def _rate(self, clock: str, wanted: float) -> float:
@@ -219,7 +219,7 @@ class _BagReader:
     def _unseeing(self) -> Binding:
         """The binding for an observer of :data:`_PIXEL`, of which only the state is used."""
         config = self.binding.config
-        camera = replace(config.camera, transport="raw")
+        camera = replace(config.camera, topics=config.camera.keys, transport="raw")
         return replace(self.binding, config=replace(config, camera=camera), points={})
 
     def _observed(

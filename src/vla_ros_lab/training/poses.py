@@ -21,7 +21,7 @@ class CameraPoses:
         cameras.models, cameras.transforms = dict(self.models), _Known(self, None)
 
 
-def gather(cameras: DepthCameras) -> CameraPoses:
+def gather_poses(cameras: DepthCameras) -> CameraPoses:
     """Return the poses that ``cameras`` will look up from now on, and the models that it has."""
     found = CameraPoses(cameras.models)
     cameras.transforms = _Known(found, cameras.transforms)
