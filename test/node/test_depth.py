@@ -60,7 +60,7 @@ class Looking(Policy):
 class DepthCamera:
     """Publishes colour, depth (16UC1, on a floor 0.8 m below), CameraInfo and transforms of one time."""
 
-    def __init__(self, robot: Any, optical: str = "optical") -> None:
+    def __init__(self, robot: Any, optical: str = "optical", latched: str = "state_publisher") -> None:
         self._robot, self.optical, make = robot, optical, robot.graph.message
         qos = robot.graph.qos
 
@@ -68,8 +68,9 @@ class DepthCamera:
             return robot.node.create_publisher(make(kind), topic, qos(profile))
 
         self._depth = publisher("sensor_msgs/msg/Image", "/depth", "camera")
+        self.send = self._depth.publish
         self._infos = {
-            topic: publisher("sensor_msgs/msg/CameraInfo", topic, "state_publisher")
+            topic: publisher("sensor_msgs/msg/CameraInfo", topic, latched)
             for topic in ("/depth/camera_info", "/camera/camera_info")
         }
         self._moving = publisher("tf2_msgs/msg/TFMessage", "/tf", "diagnostics")

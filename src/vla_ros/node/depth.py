@@ -8,7 +8,7 @@ import numpy as np
 from vla_ros.contract.binding import Binding, colour_camera
 from vla_ros.control.clock import Clock
 from vla_ros.control.reasons import Reason, Refused
-from vla_ros.errors import ConfigError
+from vla_ros.errors import ConfigError, ImageError
 from vla_ros.execution.context import Context
 from vla_ros.graph.origin import Origin
 from vla_ros.graph.wiring import Wiring
@@ -90,7 +90,7 @@ class DepthCameras:
         camera, colour = config.camera.each[index], self._colour[index]
         depth, stamp, frame = (decode_depth if camera.transport == "raw" else decode_compressed_depth)(data)
         model = self._model(camera.info) if camera.info else None
-        for what, found in (("size", depth.shape), ("frame_id", frame)) if model is not None else ():
+        for what, found in (("size", depth.shape), ("frame_id", frame.lstrip("/"))) if model is not None else ():
             if found != getattr(model, what):
                 text = f"{camera.topic} has the {what} {found}, and {camera.info} {getattr(model, what)}"
                 raise Refused(Reason.CAMERA_INFO_INVALID, text)
@@ -98,6 +98,9 @@ class DepthCameras:
             other = self._model(colour.info)
             depth = model.register(depth, other, self._at(other.frame_id, frame, stamp, patience))
             model, frame = other, other.frame_id
+        if np.isnan(depth).all():
+            where = f" in the image of {colour.topic}" if colour is not None else ""
+            raise ImageError(f"no depth is known{where}; check the lens, the projector and the range of the camera")
         points = np.full((*depth.shape, 3), np.nan, np.float32)
         if model is not None and index in self._placed:
             points = model.points(depth, self._at(config.robot.base_frame, frame, stamp, patience))
@@ -143,6 +146,7 @@ def join_depth(context: Context, wiring: Wiring, cameras: DepthCameras) -> None:
 
     for topic in cameras.infos:
         subscribe(topic, CAMERA_INFO, "state")
+        subscribe(topic, CAMERA_INFO, "instruction")  # of a driver that publishes it once, before the node starts
     # A robot publishes many transforms at a time, and a late subscriber needs all static ones.
     for topic, profile in zip(TRANSFORMS, ("recorder", "event"), strict=True) if cameras.infos else ():
         subscribe(topic, TRANSFORM, profile)

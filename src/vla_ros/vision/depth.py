@@ -20,6 +20,8 @@ from vla_ros.vision.messages import COMPRESSED_IMAGE, IMAGE, CdrBytes, read_comp
 DEPTH_ENCODINGS = ("16UC1", "32FC1")
 """Encodings of depth: uint16 millimetres with 0 where unknown, or float32 metres with NaN where unknown."""
 
+_FARTHEST = 65535  # what drivers store where a surface is beyond their range
+
 _HEADER = struct.Struct("<i2f")  # before the data: format of the compression, and two numbers of its quantisation
 _SIZE = struct.Struct("<2I")  # before RVL: width, height
 _PARTS = 11  # most parts of a number of RVL, which has 32 bits
@@ -77,6 +79,7 @@ def _metres(values: NDArray[Any], encoding: str) -> Float32Array:
     depth: Float32Array = values.astype(np.float32)
     if encoding == "16UC1":
         depth *= np.float32(0.001)
+        depth[values == _FARTHEST] = np.nan
     depth[~((depth > 0) & np.isfinite(depth))] = np.nan
     return depth
 
