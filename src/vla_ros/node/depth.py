@@ -25,6 +25,7 @@ from vla_ros.vision.messages import CdrBytes
 TRANSFORM_WAIT = 0.1
 """Seconds to wait for a transform that is not there yet if ``timeouts.camera_skew`` is 0."""
 
+_LATCHED = 0.5  # s between looks at who publishes CameraInfo that has not come
 _MOST_BYTES = 64 << 10  # of a message of transforms; hundreds of frames need less
 _STAMP = slice(4, 12)  # of a serialised header
 
@@ -146,7 +147,18 @@ def join_depth(context: Context, wiring: Wiring, cameras: DepthCameras) -> None:
 
     for topic in cameras.infos:
         subscribe(topic, CAMERA_INFO, "state")
-        subscribe(topic, CAMERA_INFO, "instruction")  # of a driver that publishes it once, before the node starts
+    unheard = set(cameras.infos)
+
+    def look() -> None:
+        """Subscribe to what was published once, and is kept for whoever asks for it."""
+        for topic in unheard - cameras.models.keys():
+            ends = wiring.node.get_publishers_info_by_topic(wiring.node.resolve_topic_name(topic))
+            if any(one.qos_profile.durability.name == "TRANSIENT_LOCAL" for one in ends):
+                unheard.discard(topic)
+                subscribe(topic, CAMERA_INFO, "instruction")
+
+    if unheard:
+        wiring.timer(_LATCHED, look)
     # A robot publishes many transforms at a time, and a late subscriber needs all static ones.
     for topic, profile in zip(TRANSFORMS, ("recorder", "event"), strict=True) if cameras.infos else ():
         subscribe(topic, TRANSFORM, profile)
