@@ -349,10 +349,10 @@ def test_a_camera_info_that_does_not_fit_holds(robot, inside: Inside, camera: De
     holding(node, robot, "the camera is not calibrated", lambda: good(robot, camera, scale=0))
 
 
-def test_a_recorded_episode_is_replayed_with_its_transforms(
-    robot: Any, inside: Inside, camera: DepthCamera, tmp_path: Path
-) -> None:
-    """Static transforms came before the episode, each in a message of its own."""
+def test_a_recorded_episode_is_replayed_with_its_transforms(robot: Any, inside: Inside, tmp_path: Path) -> None:
+    """Static transforms came before the episode, each in a message of its own, and so did one CameraInfo."""
+    camera = DepthCamera(robot, latched="instruction")
+    camera.info(robot.now(), "/camera/camera_info", frame="colour")
     colour = "camera.info:=[/camera/camera_info, /depth/camera_info]"
     recorded = "record.what:=episodes", f"record.folder:={tmp_path}"
     node = inside("control.armed:=false", *CAMERAS[:2], colour, CAMERAS[3], *recorded, policy=Looking())
@@ -361,7 +361,6 @@ def test_a_recorded_episode_is_replayed_with_its_transforms(
     camera.transform("hand", "colour", DOWN, 0, static=True)
 
     def each() -> None:
-        camera.info(robot.now(), "/camera/camera_info", frame="colour")
         good(robot, camera)
 
     robot.until(lambda: robot.says("waiting (episodes)", "recording"), each, 60.0)

@@ -145,18 +145,20 @@ def join_depth(context: Context, wiring: Wiring, cameras: DepthCameras) -> None:
 
         wiring.subscribe_raw(kind, topic, hear, profile)
 
-    for topic in cameras.infos:
-        subscribe(topic, CAMERA_INFO, "state")
-    unheard = set(cameras.infos)
+    unheard, taps = set(cameras.infos), dict(wiring.taps)
 
     def look() -> None:
         """Subscribe to what was published once, and is kept for whoever asks for it."""
         for topic in unheard - cameras.models.keys():
-            ends = wiring.node.get_publishers_info_by_topic(wiring.node.resolve_topic_name(topic))
+            name = wiring.node.resolve_topic_name(topic)
+            ends = wiring.node.get_publishers_info_by_topic(name)
             if any(one.qos_profile.durability.name == "TRANSIENT_LOCAL" for one in ends):
                 unheard.discard(topic)
+                wiring.taps |= {name: taps[name]} if name in taps else {}  # the other subscription took it
                 subscribe(topic, CAMERA_INFO, "instruction")
 
+    for topic in cameras.infos:
+        subscribe(topic, CAMERA_INFO, "state")
     if unheard:
         wiring.timer(_LATCHED, look)
     # A robot publishes many transforms at a time, and a late subscriber needs all static ones.
