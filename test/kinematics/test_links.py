@@ -96,6 +96,26 @@ def test_tf_counts_more_than_the_urdf_and_both_may_be_in_one_chain(tmp_path: Pat
         made.at("base", "upper", SECOND)
     made.add("world", "base", SECOND, HERE, static=True)
     assert made.at("world", "base", SECOND)[0, 3] == 0
+    made.add("world", "fore", SECOND, at_x(7.0), static=False)  # not below "upper", as in the URDF
+    assert made.at("world", "eye", SECOND)[0, 3] == pytest.approx(7.05)
+
+
+def test_a_static_transform_that_contradicts_the_urdf_is_a_jump_if_the_urdf_was_used(tmp_path: Path) -> None:
+    """It may also come first; then the node never acted on the other pose."""
+    for used, x in ((False, 5.0), (True, 1.0), (True, 5.0)):
+        made = planar(tmp_path)
+        if used:
+            assert made.at("world", "base", SECOND)[0, 3] == 1
+        turned = (0.0, 0.0, math.sin(math.pi / 4), math.cos(math.pi / 4))
+        made.add("world", "base", 0, (x, 2.0, 3.0, *turned), static=True)
+        if (used, x) != (True, 5.0):
+            assert made.at("world", "base", SECOND)[0, 3] == x
+            continue
+        with pytest.raises(TransformError, match=r"'base' was where robot\.urdf has it") as error:
+            made.at("world", "base", SECOND)
+        assert error.value.jumped
+        made.accept()
+        assert made.at("world", "base", SECOND)[0, 3] == x
 
 
 def test_links_below_a_joint_of_several_degrees_of_freedom_are_nowhere(tmp_path: Path) -> None:

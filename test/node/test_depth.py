@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from vla_ros.node.depth import DepthCameras
 from vla_ros.node.pipeline import build_pipeline
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.policies import Policy, Session
-from vla_ros.types import ActionChunk, Observation
+from vla_ros.types import ActionChunk, JointState, Observation
 from vla_ros.vision.messages import encode_compressed, encode_image
 from vla_ros_lab.replay import evaluate
 from vla_ros_lab.replay.bag import Bag
@@ -179,35 +180,65 @@ def test_the_policy_gets_points_in_the_base_frame(robot, inside: Inside, camera:
     assert np.nanmin(depth) == np.nanmax(depth) == np.float32(0.8)
 
 
+class OnALink:
+    """A depth camera 10 cm beyond the demo arm's tip, which turns and passes HOME at each frame's stamp."""
+
+    def __init__(self, robot: Any) -> None:
+        self.robot, self.camera = robot, DepthCamera(robot)
+        self.camera.transform("tool", "optical", (0, 0, 0.1, *HERE[3:]), 0, static=True)
+        kind, qos = robot.graph.message("sensor_msgs/msg/JointState"), robot.graph.qos("state_publisher")
+        self.other = robot.node.create_publisher(kind, "/joint_states", qos)
+
+    def send(self, late: int = 0, stray: float = 0.0) -> None:
+        """Publish a frame and two joint states, ``late`` ns too early, and a stray one of another publisher."""
+        robot, stamp = self.robot, self.robot.now()
+        self.camera.info(stamp)
+        self.camera.depth(stamp)
+        for at, side, publisher in (
+            (-2_000_000, -1, robot.joint_publisher),
+            (0, 0, self.other),
+            (2_000_000, 1, robot.joint_publisher),
+        ):
+            turned = [robot.positions[0] + (0.001 * side or stray), *robot.positions[1:]]
+            if side or stray:
+                publisher.publish(robot.joint_state(robot.names, turned, stamp + at - late))
+        robot.send_frame(robot.noise(stamp), joints=False)
+
+    def check(self, observation: Observation, atol: float = 1e-6) -> None:
+        tip = Kinematics.from_urdf("demo", tip_frame="tool").forward(np.array(self.robot.positions))
+        pixels = np.stack(np.meshgrid(np.arange(WIDTH), np.arange(HEIGHT)), axis=-1)
+        rays = pixels - (np.array([WIDTH, HEIGHT]) - 1) / 2
+        seen = np.dstack((rays * 0.8 / FOCAL, np.full((HEIGHT, WIDTH), 0.8 + 0.1)))
+        seen[:8, :8] = np.nan
+        np.testing.assert_allclose(observation.points["points"], seen @ tip.rotation.T + tip.position, atol=atol)
+
+
 @pytest.mark.causes("transform_missing")
 def test_a_camera_on_a_link_needs_no_tf(robot: Any, inside: Inside) -> None:
     """Its pose at the frame's stamp follows from the URDF and two joint states, and its driver's own frame."""
-    camera, policy = DepthCamera(robot), Looking()
+    arm, policy = OnALink(robot), Looking()
     node = inside(*CAMERAS, policy=policy)
-    camera.transform("tool", "optical", (0, 0, 0.1, *HERE[3:]), 0, static=True)
-
-    def each(late: int = 0) -> None:
-        stamp = robot.now()
-        camera.info(stamp)
-        camera.depth(stamp)
-        robot.send_frame(robot.noise(stamp), joints=False)
-        for side in (-1, 1):
-            turned = [robot.positions[0] + 0.001 * side, *robot.positions[1:]]
-            at = stamp + side * 2_000_000 - late
-            robot.joint_publisher.publish(robot.joint_state(robot.names, turned, at))
-
-    armed(node, robot, each)
-    depth = policy.seen[-1]
-    tip = Kinematics.from_urdf("demo", tip_frame="tool").forward(np.array(robot.positions))
-    rays = np.stack(np.meshgrid(np.arange(WIDTH), np.arange(HEIGHT)), axis=-1) - (np.array([WIDTH, HEIGHT]) - 1) / 2
-    seen = np.dstack((rays * 0.8 / FOCAL, np.full((HEIGHT, WIDTH), 0.8 + 0.1)))
-    seen[:8, :8] = np.nan
-    np.testing.assert_allclose(depth.points["points"], seen @ tip.rotation.T + tip.position, atol=1e-6)
+    armed(node, robot, arm.send)
+    arm.check(policy.seen[-1])
     used = {"optical": "/tf_static", "tool": "robot.urdf", "link_1": "robot.urdf"}
-    robot.until(lambda: used.items() <= robot.status.get("poses", {}).items(), each)
+    robot.until(lambda: used.items() <= robot.status.get("poses", {}).items(), arm.send)
     text = "newest position of joint 'joint_7', which moves 'link_7', is"
-    holding(node, robot, text, lambda: each(200_000_000))
-    robot.until(lambda: node.safety.state is State.ARMED, each)
+    holding(node, robot, text, lambda: arm.send(200_000_000))
+    robot.until(lambda: node.safety.state is State.ARMED, arm.send)
+
+
+def test_a_stray_joint_state_does_not_move_the_camera(robot: Any, inside: Inside) -> None:
+    """The one that the node follows says where the arm is."""
+    arm, policy = OnALink(robot), Looking()
+    node = inside(*CAMERAS, policy=policy)
+    armed(node, robot, arm.send)
+    for _ in range(3):
+        before = len(policy.seen)
+        arm.send(stray=0.2)
+        robot.until(lambda: len(policy.seen) > before + 2, arm.send)  # noqa: B023
+    assert node.inputs.snapshot.joints is not None
+    for observation in policy.seen:  # the joint state after it may not be used, either
+        arm.check(observation, 2e-3)
 
 
 def test_depth_of_another_camera_is_registered_to_the_colour_image(robot, inside: Inside, camera) -> None:
@@ -430,6 +461,23 @@ def test_a_transform_that_comes_a_little_later_is_waited_for() -> None:
     floor(cameras.decode(1, heard.sent["/depth"], 20.0)[0].points)
     timer.join()
     floor(cameras.decode(1, heard.sent["/depth"], 0.0)[0].points)
+
+
+def test_a_joint_state_that_comes_a_little_later_is_waited_for() -> None:
+    heard = Heard()
+    camera, cameras = DepthCamera(heard, "tool"), DepthCameras(binding(*CAMERAS))
+    camera.info(5)
+    camera.depth(5)
+    heard.tell(cameras, "/depth/camera_info")
+    with pytest.raises(Refused, match=r"transform_missing: there is no position of joint 'joint_7'"):
+        cameras.decode(1, heard.sent["/depth"], 0.01)
+    names = tuple(f"joint_{number}" for number in range(1, 8))
+    timer = threading.Timer(0.05, cameras.transforms.measure, (JointState(names, np.zeros(7), 5),))
+    timer.start()
+    began = time.monotonic()
+    cameras.decode(1, heard.sent["/depth"], 20.0)
+    assert time.monotonic() - began < 15
+    timer.join()
 
 
 def test_compressed_depth_gives_the_same_points_as_raw_depth() -> None:

@@ -135,6 +135,10 @@ class TransformBuffer:
     def _look_for_jump(self, parent: str, child: str, pose: _Pose, static: bool) -> None:
         before, was = self._parents.get(child), self._static.get(child)
         if before is None:
+            if static and self.used.get(child) == "robot.urdf":
+                same = np.allclose(_matrix(pose), self.links.pose(child), atol=_APART)
+                if parent != self.links.parents[child] or not same:
+                    self.jumps[child] = f"'{child}' was where robot.urdf has it, and /tf_static says otherwise now"
             return
         if before != parent:
             self.jumps[child] = f"the parent of '{child}' was '{before}' and is '{parent}' now"
