@@ -174,6 +174,15 @@ def test_publishers_that_contradict_each_other_are_a_jump_and_a_restart_is_none(
     assert not made.jumps
 
 
+def test_publishers_that_agree_in_turn_about_a_motion_do_not_contradict_each_other() -> None:
+    """Each at 20 Hz, of an arm that turns back at 10 m/s2."""
+    made = buffer()
+    for step in range(-50, 50):
+        pose, publisher = at_x(5 * (step / 40) ** 2), b"a" if step % 2 else b"b"
+        made.add("base", "hand", SECOND + step * SECOND // 40, pose, static=False, publisher=publisher)
+    assert not made.jumps
+
+
 def test_after_a_clock_jump_no_transform_from_before_is_used() -> None:
     made = buffer(("base", "hand", 5 * SECOND, HERE, False), ("hand", "eye", 0, at_x(1), True))
     made.forget()

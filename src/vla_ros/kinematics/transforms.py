@@ -19,7 +19,8 @@ KEPT = 10.0  # s, as tf2's buffers
 _MOST_FRAMES = 4096  # further ones are ignored, so that no publisher fills the memory
 _LENGTH = 0.01  # by which a quaternion's length may differ from 1, as in tf2
 _MOVED = 1e-6  # m, and of a quaternion's numbers: static transforms that differ by less are the same
-_APART = 1e-3  # the same, of two publishers of one transform
+_ROUNDED = 1e-4  # the same, of a URDF and a static transform, which may be written with fewer digits
+_APART = 5e-3  # the same, of two publishers of one transform, who agree at other times while it moves
 _MOST_PUBLISHERS = 8  # of one transform that are remembered
 
 _Pose = tuple[float, ...]  # x, y, z in metres and a quaternion x, y, z, w; or the position of a joint
@@ -136,7 +137,7 @@ class TransformBuffer:
         before, was = self._parents.get(child), self._static.get(child)
         if before is None:
             if static and self.used.get(child) == "robot.urdf":
-                same = np.allclose(_matrix(pose), self.links.pose(child), atol=_APART)
+                same = np.allclose(_matrix(pose), self.links.pose(child), atol=_ROUNDED)
                 if parent != self.links.parents[child] or not same:
                     self.jumps[child] = f"'{child}' was where robot.urdf has it, and /tf_static says otherwise now"
             return
