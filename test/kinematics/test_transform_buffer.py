@@ -145,3 +145,48 @@ def test_transforms_may_arrive_out_of_order_and_begin_anew_after_a_jump_of_the_c
     made.add("base", "hand", 3 * SECOND, at_x(3), static=False)
     made.add("base", "hand", 4 * SECOND, at_x(4), static=False)
     assert made.at("base", "hand", 3 * SECOND + SECOND // 2)[0, 3] == pytest.approx(3.5)
+
+
+def test_publishers_that_contradict_each_other_are_a_jump_and_a_restart_is_none() -> None:
+    made = buffer()
+
+    def say(publisher: bytes, stamp: int, x: float) -> None:
+        made.add("base", "hand", stamp * SECOND, at_x(x), static=False, publisher=publisher)
+
+    for stamp in range(5):  # both say the same, or one after the other: nothing is wrong
+        say(b"a", stamp, 0.1 * stamp)
+        say(b"b", stamp, 0.1 * stamp)
+    for stamp in range(5, 9):
+        say(b"c", stamp, 0.5)
+    assert not made.jumps
+    say(b"d", 9, 0.7)
+    assert not made.jumps  # it may have replaced c
+    say(b"c", 10, 0.5)
+    with pytest.raises(TransformError, match=r"contradict each other about .hand., by 0\.2 m") as error:
+        made.at("base", "hand", 9 * SECOND)
+    assert error.value.jumped
+    made.accept()
+    say(b"c", 11, 0.5)
+    assert made.at("base", "hand", 11 * SECOND)[0, 3] == 0.5
+    for number in range(20):
+        say(bytes([number]), 12 + number, float(number))
+    assert len(made._said["hand"]) == 8
+    assert not made.jumps
+
+
+def test_publishers_that_agree_in_turn_about_a_motion_do_not_contradict_each_other() -> None:
+    """Each at 20 Hz, of an arm that turns back at 10 m/s2."""
+    made = buffer()
+    for step in range(-50, 50):
+        pose, publisher = at_x(5 * (step / 40) ** 2), b"a" if step % 2 else b"b"
+        made.add("base", "hand", SECOND + step * SECOND // 40, pose, static=False, publisher=publisher)
+    assert not made.jumps
+
+
+def test_after_a_clock_jump_no_transform_from_before_is_used() -> None:
+    made = buffer(("base", "hand", 5 * SECOND, HERE, False), ("hand", "eye", 0, at_x(1), True))
+    made.forget()
+    with pytest.raises(TransformError, match="there is no transform of 'hand' yet"):
+        made.at("base", "hand", 5 * SECOND)
+    made.add("base", "hand", SECOND, at_x(2), static=False)
+    assert made.at("base", "eye", SECOND)[0, 3] == 3

@@ -2,12 +2,14 @@
 
 import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 
@@ -18,13 +20,17 @@ from vla_ros.control.reasons import Refused
 from vla_ros.control.safety import State
 from vla_ros.errors import ConfigError
 from vla_ros.graph.messages import message_types
+from vla_ros.kinematics.solver import Kinematics
 from vla_ros.node.depth import DepthCameras
+from vla_ros.node.pipeline import build_pipeline
 from vla_ros.node.policy_node import PolicyNode
 from vla_ros.policies import Policy, Session
-from vla_ros.types import ActionChunk, Observation
+from vla_ros.types import ActionChunk, JointState, Observation
 from vla_ros.vision.messages import encode_compressed, encode_image
 from vla_ros_lab.replay import evaluate
+from vla_ros_lab.replay.bag import Bag
 from vla_ros_lab.replay.play import ReplayOptions
+from vla_ros_lab.replay.prepare import read_transforms
 
 CAMERAS = (
     "camera.topics:=[/camera/image_raw, /depth]",
@@ -55,7 +61,7 @@ class Looking(Policy):
 class DepthCamera:
     """Publishes colour, depth (16UC1, on a floor 0.8 m below), CameraInfo and transforms of one time."""
 
-    def __init__(self, robot: Any, optical: str = "optical") -> None:
+    def __init__(self, robot: Any, optical: str = "optical", latched: str = "state_publisher") -> None:
         self._robot, self.optical, make = robot, optical, robot.graph.message
         qos = robot.graph.qos
 
@@ -63,8 +69,9 @@ class DepthCamera:
             return robot.node.create_publisher(make(kind), topic, qos(profile))
 
         self._depth = publisher("sensor_msgs/msg/Image", "/depth", "camera")
+        self.send = self._depth.publish
         self._infos = {
-            topic: publisher("sensor_msgs/msg/CameraInfo", topic, "state_publisher")
+            topic: publisher("sensor_msgs/msg/CameraInfo", topic, latched)
             for topic in ("/depth/camera_info", "/camera/camera_info")
         }
         self._moving = publisher("tf2_msgs/msg/TFMessage", "/tf", "diagnostics")
@@ -171,6 +178,67 @@ def test_the_policy_gets_points_in_the_base_frame(robot, inside: Inside, camera:
     depth = policy.seen[-1].depth["points"]
     assert np.isnan(depth[:8, :8]).all()
     assert np.nanmin(depth) == np.nanmax(depth) == np.float32(0.8)
+
+
+class OnALink:
+    """A depth camera 10 cm beyond the demo arm's tip, which turns and passes HOME at each frame's stamp."""
+
+    def __init__(self, robot: Any) -> None:
+        self.robot, self.camera = robot, DepthCamera(robot)
+        self.camera.transform("tool", "optical", (0, 0, 0.1, *HERE[3:]), 0, static=True)
+        kind, qos = robot.graph.message("sensor_msgs/msg/JointState"), robot.graph.qos("state_publisher")
+        self.other = robot.node.create_publisher(kind, "/joint_states", qos)
+
+    def send(self, late: int = 0, stray: float = 0.0) -> None:
+        """Publish a frame and two joint states, ``late`` ns too early, and a stray one of another publisher."""
+        robot, stamp = self.robot, self.robot.now()
+        self.camera.info(stamp)
+        self.camera.depth(stamp)
+        for at, side, publisher in (
+            (-2_000_000, -1, robot.joint_publisher),
+            (0, 0, self.other),
+            (2_000_000, 1, robot.joint_publisher),
+        ):
+            turned = [robot.positions[0] + (0.001 * side or stray), *robot.positions[1:]]
+            if side or stray:
+                publisher.publish(robot.joint_state(robot.names, turned, stamp + at - late))
+        robot.send_frame(robot.noise(stamp), joints=False)
+
+    def check(self, observation: Observation, atol: float = 1e-6) -> None:
+        tip = Kinematics.from_urdf("demo", tip_frame="tool").forward(np.array(self.robot.positions))
+        pixels = np.stack(np.meshgrid(np.arange(WIDTH), np.arange(HEIGHT)), axis=-1)
+        rays = pixels - (np.array([WIDTH, HEIGHT]) - 1) / 2
+        seen = np.dstack((rays * 0.8 / FOCAL, np.full((HEIGHT, WIDTH), 0.8 + 0.1)))
+        seen[:8, :8] = np.nan
+        np.testing.assert_allclose(observation.points["points"], seen @ tip.rotation.T + tip.position, atol=atol)
+
+
+@pytest.mark.causes("transform_missing")
+def test_a_camera_on_a_link_needs_no_tf(robot: Any, inside: Inside) -> None:
+    """Its pose at the frame's stamp follows from the URDF and two joint states, and its driver's own frame."""
+    arm, policy = OnALink(robot), Looking()
+    node = inside(*CAMERAS, policy=policy)
+    armed(node, robot, arm.send)
+    arm.check(policy.seen[-1])
+    used = {"optical": "/tf_static", "tool": "robot.urdf", "link_1": "robot.urdf"}
+    robot.until(lambda: used.items() <= robot.status.get("poses", {}).items(), arm.send)
+    text = "newest position of joint 'joint_7', which moves 'link_7', is"
+    holding(node, robot, text, lambda: arm.send(200_000_000))
+    robot.until(lambda: node.safety.state is State.ARMED, arm.send)
+
+
+def test_a_stray_joint_state_does_not_move_the_camera(robot: Any, inside: Inside) -> None:
+    """The one that the node follows says where the arm is."""
+    arm, policy = OnALink(robot), Looking()
+    node = inside(*CAMERAS, policy=policy)
+    armed(node, robot, arm.send)
+    for _ in range(3):
+        before = len(policy.seen)
+        arm.send(stray=0.2)
+        robot.until(lambda: len(policy.seen) > before + 2, arm.send)  # noqa: B023
+    assert node.inputs.snapshot.joints is not None
+    for observation in policy.seen:  # the joint state after it may not be used, either
+        arm.check(observation, 2e-3)
 
 
 def test_depth_of_another_camera_is_registered_to_the_colour_image(robot, inside: Inside, camera) -> None:
@@ -312,10 +380,10 @@ def test_a_camera_info_that_does_not_fit_holds(robot, inside: Inside, camera: De
     holding(node, robot, "the camera is not calibrated", lambda: good(robot, camera, scale=0))
 
 
-def test_a_recorded_episode_is_replayed_with_its_transforms(
-    robot: Any, inside: Inside, camera: DepthCamera, tmp_path: Path
-) -> None:
-    """Static transforms came before the episode, each in a message of its own."""
+def test_a_recorded_episode_is_replayed_with_its_transforms(robot: Any, inside: Inside, tmp_path: Path) -> None:
+    """Static transforms came before the episode, each in a message of its own, and so did one CameraInfo."""
+    camera = DepthCamera(robot, latched="instruction")
+    camera.info(robot.now(), "/camera/camera_info", frame="colour")
     colour = "camera.info:=[/camera/camera_info, /depth/camera_info]"
     recorded = "record.what:=episodes", f"record.folder:={tmp_path}"
     node = inside("control.armed:=false", *CAMERAS[:2], colour, CAMERAS[3], *recorded, policy=Looking())
@@ -324,7 +392,6 @@ def test_a_recorded_episode_is_replayed_with_its_transforms(
     camera.transform("hand", "colour", DOWN, 0, static=True)
 
     def each() -> None:
-        camera.info(robot.now(), "/camera/camera_info", frame="colour")
         good(robot, camera)
 
     robot.until(lambda: robot.says("waiting (episodes)", "recording"), each, 60.0)
@@ -348,6 +415,12 @@ def test_a_recorded_episode_is_replayed_with_its_transforms(
         assert len(policy.seen) >= 5, outcome
         for observation in policy.seen:
             floor(observation.points["points"])
+    observer = build_pipeline(config, POINTS).observer
+    with Bag(bag) as opened:
+        read_transforms(opened, observer, ("/joint_states",))
+    tip = Kinematics.from_urdf("demo", tip_frame="tool").forward(np.array(robot.positions))
+    found = observer.depth.transforms.at("base_link", "tool", policy.seen[len(policy.seen) // 2].stamp)
+    np.testing.assert_allclose(found[:3], np.column_stack((tip.rotation, tip.position)), atol=1e-9)
 
 
 def binding(*assignments: str, spec: PolicySpec = POINTS) -> Any:
@@ -390,6 +463,23 @@ def test_a_transform_that_comes_a_little_later_is_waited_for() -> None:
     floor(cameras.decode(1, heard.sent["/depth"], 0.0)[0].points)
 
 
+def test_a_joint_state_that_comes_a_little_later_is_waited_for() -> None:
+    heard = Heard()
+    camera, cameras = DepthCamera(heard, "tool"), DepthCameras(binding(*CAMERAS))
+    camera.info(5)
+    camera.depth(5)
+    heard.tell(cameras, "/depth/camera_info")
+    with pytest.raises(Refused, match=r"transform_missing: there is no position of joint 'joint_7'"):
+        cameras.decode(1, heard.sent["/depth"], 0.01)
+    names = tuple(f"joint_{number}" for number in range(1, 8))
+    timer = threading.Timer(0.05, cameras.transforms.measure, (JointState(names, np.zeros(7), 5),))
+    timer.start()
+    began = time.monotonic()
+    cameras.decode(1, heard.sent["/depth"], 20.0)
+    assert time.monotonic() - began < 15
+    timer.join()
+
+
 def test_compressed_depth_gives_the_same_points_as_raw_depth() -> None:
     """Of the published codec's data (``data/depth``)."""
     golden, points = np.load(DATA / "depth" / "golden.npz"), {}
@@ -423,7 +513,7 @@ def test_a_huge_message_of_transforms_is_ignored() -> None:
 def test_the_binding_names_what_depth_needs() -> None:
     found = binding(*CAMERAS, "camera.info:=[/camera/camera_info, /depth/camera_info]").table()
     assert "points[m] in base_link" in found
-    assert "/depth, /depth/camera_info, onto /camera/image_raw" in found
+    assert "/depth, /depth/camera_info, /tf or else robot.urdf, onto /camera/image_raw" in found
     aligned = binding(*CAMERAS).table()
     assert "onto" not in aligned
     only = PolicySpec(POINTS.images, depth=POINTS.points)
@@ -443,3 +533,31 @@ def test_the_binding_names_what_depth_needs() -> None:
 def test_what_does_not_fit_is_refused_at_start(assignments: tuple[str, ...], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         binding(*assignments)
+
+
+def test_raw_and_compressed_cameras_may_be_mixed(robot: Any, inside: Inside, camera: DepthCamera) -> None:
+    """The colour camera's topic ends as image_transport's do; depth is raw."""
+    topics = "camera.topics:=[/camera/image_raw/compressed, /depth]"
+    policy = Looking()
+    node = inside(*CAMERAS, topics, policy=policy)
+    camera.transform("base_link", "optical", DOWN, 0, static=True)
+    kind, qos = robot.graph.message("sensor_msgs/msg/CompressedImage"), robot.graph.qos("camera")
+    colour = robot.node.create_publisher(kind, "/camera/image_raw/compressed", qos)
+
+    def each() -> None:
+        stamp = robot.now()
+        camera.info(stamp)
+        camera.depth(stamp)
+        robot.send_joints()
+        pixels = np.random.default_rng(stamp).integers(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
+        colour.publish(encode_compressed(cv2.imencode(".jpg", pixels)[1].tobytes(), stamp, "colour"))
+
+    armed(node, robot, each)
+    floor(policy.seen[-1].points["points"])
+
+
+@pytest.mark.parametrize("transport", ["raw", "compressed"])
+def test_a_topic_says_its_transport(transport: str) -> None:
+    topics = "camera.topics:=[/a/image_raw, /a/image_raw/compressed, /b/image_raw/compressedDepth]"
+    config = load([], [topics, "camera.keys:=[a, b, c]", f"camera.transport:={transport}"])
+    assert [one.transport for one in config.camera.each] == [transport, "compressed", "compressed"]

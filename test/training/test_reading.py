@@ -1,11 +1,11 @@
 """Samples of bags and LeRobot data sets: episodes, chunks, history, storage, workers, refusals."""
 
+import bisect
 import gc
 import json
 import pickle
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ import torch
 
 from test.training.conftest import (
     DATA,
+    DEMO,
     FRONT,
     JOINT_ACTIONS,
     JOINTS,
+    TWO,
     WRIST,
     as_episode,
     as_png,
@@ -31,12 +33,17 @@ from test.training.conftest import (
     with_events,
     with_told,
 )
+from vla_ros.cli.main import main
 from vla_ros.config import load
 from vla_ros.contract.spec import DeltaTimestamp, ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import VlaRosError
+from vla_ros.graph.messages import message_types
+from vla_ros.kinematics.solver import Kinematics
+from vla_ros.node.receiver import joint_state_of
 from vla_ros.policies.base import Policy
 from vla_ros.types import ActionChunk
 from vla_ros.vision.decode import decode_compressed
+from vla_ros.vision.depth import decode_depth
 from vla_ros.vision.messages import encode_image, encode_points, image_stamp, with_stamp
 from vla_ros_lab.training.episodes import EpisodeSamples, ReadOptions
 from vla_ros_lab.training.reading import open_samples
@@ -328,9 +335,74 @@ def test_points_are_read_as_the_node_reads_them(write_bag: Callable[..., Path]) 
         points = samples[row].observation.points["wrist"]
         assert points.shape == (8, 8, 3)
         assert np.isfinite(points).all()
-    camera = replace(config.camera, info=("", "/camera_info"))
-    with pytest.raises(VlaRosError, match="depth images are neither exported nor read for training"):
-        opened(bag, policy, replace(config, camera=camera))
+
+
+DEPTH = ("camera.info:=['', /info]", "camera.orientation:=[none]", "robot.base_frame:=base_link")
+
+
+def depth_bag(write_bag: Callable[..., Path], storage: str) -> tuple[Path, dict[int, np.ndarray]]:
+    """The demo's bag with a depth camera on the tip, of which one image is damaged, and its joint positions."""
+    make = message_types().message
+    found, measured, height, width = [], dict[int, np.ndarray](), 32, 32
+    for time, topic, data in with_events(messages()):
+        if topic == FRONT:
+            decoded = decode_compressed(data)
+            data = encode_image(np.ascontiguousarray(decoded.image), decoded.stamp, "camera")
+        elif topic == WRIST:
+            depth = np.full((height, width), 500 + time % 100, "<u2")
+            depth[0, 0] = 0
+            stamp = image_stamp(data)
+            info = make("sensor_msgs/msg/CameraInfo")(
+                header=make("std_msgs/msg/Header")(
+                    stamp=make("builtin_interfaces/msg/Time")(sec=0, nanosec=0), frame_id="tool"
+                ),
+                height=height,
+                width=width,
+                distortion_model="plumb_bob",
+                d=np.zeros(5),
+                k=np.array([20.0, 0, 15.5, 0, 20, 15.5, 0, 0, 1]),
+                r=np.eye(3).ravel(),
+                p=np.zeros(12),
+                binning_x=0,
+                binning_y=0,
+                roi=make("sensor_msgs/msg/RegionOfInterest")(
+                    x_offset=0, y_offset=0, height=0, width=0, do_rectify=False
+                ),
+            )
+            found.append((time, "/info", bytes(message_types().serialize(info))))
+            data = encode_image(depth[..., None].view(np.uint8), stamp, "tool", "16UC1")
+            data = data[: -8 if len(measured) == 40 else None]
+        elif topic == "/joint_states":
+            joints = joint_state_of(message_types().deserialize(data, make("sensor_msgs/msg/JointState")), time)
+            measured[joints.stamp] = joints.positions[:7]
+        found.append((time, topic.removesuffix("/compressed"), data))
+    kinds = dict.fromkeys(("/camera/image_raw", "/wrist/image_raw"), "sensor_msgs/msg/Image")
+    return write_bag(found, storage=storage, more={**kinds, "/info": "sensor_msgs/msg/CameraInfo"}), measured
+
+
+@pytest.mark.parametrize("storage", ["mcap", "sqlite"])
+def test_depth_becomes_the_points_that_the_node_computes(write_bag: Callable[..., Path], storage: str) -> None:
+    """Of a camera on a link, by URDF and joint states around each image's stamp; also in another process."""
+    bag, measured = depth_bag(write_bag, storage)
+    policy = Plain(images=(ImageFeature("front"),), points=(("front", "wrist"),))
+    samples = opened(bag, policy, configuration(*JOINTS, *JOINT_ACTIONS, *DEPTH))
+    assert len(samples) > 30, samples.notes
+    assert "image_invalid: sensor_msgs/Image: data needs 2048 bytes" in str(samples.notes)
+    stamps = sorted(measured)
+    arm = Kinematics.from_urdf("demo", tip_frame="tool")
+    again = pickle.loads(pickle.dumps(samples))
+    for row in (30, 0, 17):
+        observation = again[row].observation
+        message = samples.pictures.message(1, int(samples.data[again[row].episode].rows[1, again[row].frame]))
+        depth, stamp, _ = decode_depth(message)
+        at = bisect.bisect_left(stamps, stamp)
+        before, after = (measured[stamps[index]] for index in (at - 1, at))
+        share = (stamp - stamps[at - 1]) / (stamps[at] - stamps[at - 1])
+        tip = arm.forward(before + share * (after - before))
+        pixels = np.stack(np.meshgrid(np.arange(32), np.arange(32)), axis=-1) - 15.5
+        seen = np.dstack((pixels / 20, np.ones((32, 32)))) * depth[..., None]
+        np.testing.assert_allclose(observation.points["wrist"], seen @ tip.rotation.T + tip.position, atol=1e-4)
+        assert np.isnan(observation.points["wrist"][0, 0]).all()
 
 
 def test_binary_grippers_are_open_or_closed(bag: Path) -> None:
@@ -431,3 +503,18 @@ def test_a_set_that_lerobot_wrote_is_read_as_lerobot_reads_it() -> None:
         for key in ("front", "wrist"):
             change = np.abs(sample.observation.images[key][::16, ::16].astype(int) - golden[key][row])
             assert change.max() <= 2
+
+
+def test_depth_is_exported_as_depth(write_bag: Callable[..., Path], tmp_path: Path) -> None:
+    bag, _ = depth_bag(write_bag, "mcap")
+    options = [word for option in (*TWO, "camera.info:=['', /info]") for word in ("-p", option)]
+    made = ["--state", "arm.joint_position", "--action", "arm.joint_position", "--fps", "10", "--clock", "frames"]
+    assert (
+        main(["export", str(bag), "--config", str(DEMO), *options, *made, "--output", str(tmp_path / "set")]) == 0
+    )
+    features = json.loads((tmp_path / "set" / "meta" / "info.json").read_text())["features"]
+    assert features["observation.images.wrist"]["shape"] == [32, 32, 1]
+    assert features["observation.images.wrist"]["info"]["is_depth_map"]
+    assert not features["observation.images.front"]["info"]["is_depth_map"]
+    stats = json.loads((tmp_path / "set" / "meta" / "stats.json").read_text())["observation.images.wrist"]
+    assert 500 <= np.ravel(stats["max"])[0] < 600

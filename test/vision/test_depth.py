@@ -18,9 +18,10 @@ ENCODINGS = ("16UC1", "32FC1")
 
 
 def metres(values: np.ndarray) -> np.ndarray:
-    """What ``depth_traits.hpp`` makes of a depth image; NaN where it is not valid."""
+    """What ``depth_traits.hpp`` makes of a depth image; NaN where it is not valid, and for 65535, on purpose."""
     if values.dtype == np.uint16:
-        return np.where(values == 0, np.nan, values * np.float32(0.001)).astype(np.float32)
+        unknown = (values == 0) | (values == 65535)
+        return np.where(unknown, np.nan, values * np.float32(0.001)).astype(np.float32)
     return np.where(np.isfinite(values), values, np.nan)
 
 

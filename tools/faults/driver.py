@@ -85,7 +85,7 @@ class Robot:
         arm: Prefix of the arm's topics; "" for a robot with one arm.
         person: What a person holds: ``leader`` or ``joy``; "" for nobody.
         scene: Publish the obstacles around the robot.
-        depth: Publish depth images, with CameraInfo and transforms.
+        depth: Publish depth images, with CameraInfo and transforms, of a camera on ``tf`` or on this link.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Robot:
         person: str = "",
         scene: bool = False,
         at: Sequence[float] = HOME,
-        depth: bool = False,
+        depth: str = "",
     ) -> None:
         self._graph, self._simulated, self._listens = graph, simulated, listens
         self._node = graph.create_node(f"faulty_robot{arm and '_' + arm}")
@@ -141,7 +141,7 @@ class Robot:
         if person:
             self._person = Person(graph, self._node, person, ARM, random.Random(seed + 3), self._emit)
         self._surroundings = Surroundings(graph, self._node, self._emit) if scene else None
-        self._depth = DepthCamera(graph, self._node) if depth else None
+        self._depth = DepthCamera(graph, self._node, depth.removeprefix("tf")) if depth else None
         if simulated:
             self._clock = self._publisher("rosgraph_msgs/msg/Clock", "/clock", "state_publisher")
 
@@ -461,7 +461,7 @@ def main() -> int:
     parser.add_argument("--arm", default="")
     parser.add_argument("--person", choices=("", "leader", "joy"), default="")
     parser.add_argument("--scene", action="store_true", help="publish obstacles")
-    parser.add_argument("--depth", action="store_true", help="publish depth images, CameraInfo and transforms")
+    parser.add_argument("--depth", default="", help="publish depth images of a camera on /tf (tf) or on this link")
     parser.add_argument("--backend", choices=("dds", "rclpy"), default="dds")
     parser.add_argument("--at", type=float, nargs=len(HOME), default=HOME, help="where the joints are at the start")
     given = parser.parse_args()

@@ -17,6 +17,7 @@ from tools.faults.setups import (
     LEADS,
     LONG,
     MEETING,
+    ON_A_LINK,
     PAD,
     SERVO,
     SINGLE,
@@ -275,6 +276,10 @@ ROWS: tuple[Row, ...] = (
     # A person resets, because nobody else knows which pose is right. SIGCONT is nothing to a process that runs.
     _depth("transform jumps", "moved", "transform_jumped", _SUPERVISION, node=("SIGCONT", "SIGHUP")),
     _depth("CameraInfo size", "size", "camera_info_invalid", _SUPERVISION),
+    _depth("blind", "blind", "image_invalid", _SILENT),
+    _depth("transform contradicted", "two", "transform_jumped", _SUPERVISION, node=("SIGCONT", "SIGHUP")),
+    # By the URDF and joint states, which arrive too late for the images of their time.
+    _state("late 0.3 s, depth", _HOLDS, "delay", 0.3, "transform_missing", within=0.3 + _WAITED, **ON_A_LINK),
     _state("silent", _HOLDS, "drop", 1.0, "joint_state_stale"),
     _state("late 0.15 s", _GOES_ON, "delay", 0.15),
     _state("late 0.6 s", _HOLDS, "delay", 0.6, "joint_state_stale", lasts=(1.0, 1.3)),

@@ -84,8 +84,9 @@ DEPTH: Mapping[str, Any] = {
         "camera.info": f"['', {INFO}]",
         "robot.base_frame": "base_link",
     },
-    "robot_words": ("--depth",),
+    "robot_words": ("--depth", "tf"),
 }
+ON_A_LINK: Mapping[str, Any] = {**DEPTH, "robot_words": ("--depth", "tool")}
 _MOUNTS = {"left.mount": "[0.0, 0.2, 0.0, 0.0, 0.0, 0.0]", "right.mount": "[0.0, -0.2, 0.0, 0.0, 0.0, 0.0]"}
 MEETING: Mapping[str, Any] = {**ARMS, "options": {**ARMS["options"], **_CHECKED, **_MOUNTS}}
 APART: Mapping[str, Any] = {

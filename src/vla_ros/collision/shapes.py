@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from vla_ros.collision.surface import Surface
-from vla_ros.collision.tree import transform
 from vla_ros.errors import MissingDependencyError
+from vla_ros.kinematics.rotations import transform
 from vla_ros.types import FloatArray, IntArray
 
 _FLAT = 1e-5  # m; thinner things lie in a plane

@@ -59,13 +59,6 @@ class Tree:
 _HERE = np.eye(4)
 
 
-def transform(rotation: FloatArray, position: FloatArray) -> FloatArray:
-    """Return the matrix [4, 4] of a rotation [3, 3] and a position [3]."""
-    found = np.eye(4)
-    found[:3, :3], found[:3, 3] = rotation, position
-    return found
-
-
 def read_tree(model: Any, mimics: Mapping[str, Mimic], prefix: str = "") -> Tree:
     """Return the joints of Pinocchio's ``model``; ``prefix`` stands before all names.
 

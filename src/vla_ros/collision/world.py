@@ -11,12 +11,12 @@ import numpy as np
 
 from vla_ros.collision.geometry import Body, RobotGeometry, load_mesh, pieces_of, read_robot
 from vla_ros.collision.shapes import Piece, library
-from vla_ros.collision.tree import Tree, join, mounted, transform
+from vla_ros.collision.tree import Tree, join, mounted
 from vla_ros.config import ArmConfig, Config
 from vla_ros.config.collision import Obstacle
 from vla_ros.errors import ConfigError, did_you_mean, one_line
 from vla_ros.files import read_bytes
-from vla_ros.kinematics.rotations import euler_xyz_matrix
+from vla_ros.kinematics.rotations import euler_xyz_matrix, transform
 from vla_ros.kinematics.solver import Kinematics
 from vla_ros.types import FloatArray
 

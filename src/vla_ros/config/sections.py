@@ -37,12 +37,17 @@ def _seconds(default: float, description: str, *, low: float = 0.01, live: bool 
     return option(default, description, "s", low, 3600, live=live)
 
 
+COMPRESSED = ("/compressed", "/compressedDepth")
+"""Ends of the topics on which image_transport publishes ``sensor_msgs/CompressedImage``."""
+
+
 @dataclass(frozen=True)
 class Camera:
     """One camera of :class:`CameraConfig`; the fields are its options."""
 
     topic: str
     key: str
+    transport: str
     orientation: str
     processor: str
     crop_area: float
@@ -59,7 +64,10 @@ class CameraConfig:
     topics: tuple[str, ...] = option(("/camera/image_raw",), "Image topics, one per camera")
     keys: tuple[str, ...] = option(("image",), "Key of each camera's image for the policy, in the order of topics")
     transport: str = option(
-        "raw", "Message type: sensor_msgs/Image or sensor_msgs/CompressedImage", choices=("raw", "compressed")
+        "raw",
+        "Message type: sensor_msgs/Image or sensor_msgs/CompressedImage; topics that end in /compressed or "
+        "/compressedDepth have the second one",
+        choices=("raw", "compressed"),
     )
     orientation: tuple[str, ...] = option(
         ("none",),
@@ -98,9 +106,10 @@ class CameraConfig:
         """The cameras; an option with a single value applies to all cameras."""
         count = len(self.topics)
         sizes = self.crop_area, self.width, self.height
+        transports = ["compressed" if topic.endswith(COMPRESSED) else self.transport for topic in self.topics]
         lists = (self.orientation, self.processor, *sizes, self.info, self.rectified)
         whole = (values * count if len(values) == 1 else values for values in lists)
-        return tuple(Camera(*values) for values in zip(self.topics, self.keys, *whole, strict=True))
+        return tuple(Camera(*values) for values in zip(self.topics, self.keys, transports, *whole, strict=True))
 
 
 STATE_TOPIC_TYPES = {"JointState": "sensor_msgs", "Float64MultiArray": "std_msgs"} | dict.fromkeys(

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -39,13 +39,13 @@ class Feeds:
         self._types: dict[str, str] = {}
         self.names: Sequence[str] = ()
 
-    def watch(self, cameras: Sequence[str], kind: str, debug: str) -> None:
-        """Subscribe to the cameras (``kind`` is the type of their messages) and to the debug image, once."""
-        types = {**dict.fromkeys(cameras, kind), debug: IMAGE_TYPES["raw"]}
+    def watch(self, cameras: Mapping[str, str], debug: str) -> None:
+        """Subscribe to the cameras, topics with the types of their messages, and to the debug image, once."""
+        types = {**cameras, debug: IMAGE_TYPES["raw"]}
         if self._wiring is not None and types == self._types:
             return
         self.close()
-        if kind not in IMAGE_TYPES.values():
+        if not cameras or not set(cameras.values()) <= set(IMAGE_TYPES.values()):
             return
         self._wiring, self._types, self.names = Wiring(self._graph, self._node), types, list(types)
         for topic, type_name in types.items():

@@ -105,8 +105,9 @@ class Watch:
     def _on_view(self, message: Any) -> None:
         view = json.loads(message.data, parse_constant=lambda _: None)
         self._view = view if isinstance(view, dict) else {}
-        topics = [str(topic) for topic in self._view.get("cameras", ())]
-        self.images.watch(topics, str(self._view.get("image_type", "")), f"{self.remote.name}/debug_image")
+        cameras = self._view.get("cameras")
+        kinds = {str(topic): str(kind) for topic, kind in cameras.items()} if isinstance(cameras, dict) else {}
+        self.images.watch(kinds, f"{self.remote.name}/debug_image")
 
     def _figures(self) -> Mapping[str, float | None]:
         latency = self._parts.parts.get("latency", (0, "", {}))[2]

@@ -198,8 +198,8 @@ def _points(spec: PolicySpec, config: Config) -> dict[str, int]:
                 f"{', '.join(keys)}; add the topic of a sensor_msgs/Image with the encoding {encoding}{more}, to "
                 "camera.topics, and this key to camera.keys"
             )
-        if what == "points" and not each[keys.index(key)].info and config.camera.transport != "raw":
-            raise ConfigError(f"camera.transport: found {config.camera.transport}, but the points '{key}' are raw")
+        if what == "points" and not each[keys.index(key)].info and each[keys.index(key)].transport != "raw":
+            raise ConfigError(f"camera.transport: found compressed, but the points '{key}' are raw")
         if what == "points" and not config.robot.base_frame:
             raise ConfigError(f"robot.base_frame: not set, but the points '{key}' have to be in it")
         shown = camera_of(spec, config, image)
@@ -267,7 +267,10 @@ def _image_rows(spec: PolicySpec, config: Config, cameras: Mapping[str, int]) ->
 def _points_rows(spec: PolicySpec, config: Config, points: Mapping[str, int]) -> _Rows:
     for image, key in (*spec.points, *spec.depth):
         camera, colour = config.camera.each[points[key]], colour_camera(spec, config, key)
-        source = [camera.topic, *filter(None, [camera.info]), *([f"onto {colour.topic}"] if colour else [])]
+        urdfs = {arm.robot.urdf for arm in config.arms}
+        poses = "/tf or else robot.urdf" if len(urdfs) == 1 and all(urdfs) else "/tf"
+        source = [camera.topic, *([camera.info, poses] if camera.info else [])]
+        source += [f"onto {colour.topic}"] if colour else []
         what = "depth[m]" if (image, key) in spec.depth else f"points[m] in {config.robot.base_frame}"
         yield key, what, "", ", ".join(source)
 

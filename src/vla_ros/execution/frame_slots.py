@@ -39,6 +39,8 @@ class FrameSlots:
 
 def slots_of(camera: CameraConfig, page_locked: Callable[[int], UInt8Array | None]) -> list[FrameSlots]:
     """Return the slots of each camera: none for compressed images, or where ``page_locked`` returns None."""
-    count = _SLOTS if camera.transport == "raw" else 0
-    buffers = [[page_locked(3 * one.width * one.height + _HEADER) for _ in range(count)] for one in camera.each]
+    buffers = [
+        [page_locked(3 * one.width * one.height + _HEADER) for _ in range(_SLOTS if one.transport == "raw" else 0)]
+        for one in camera.each
+    ]
     return [FrameSlots([each for each in some if each is not None]) for some in buffers]

@@ -40,6 +40,13 @@ def euler_xyz_matrix(angles: FloatArray) -> FloatArray:
     )
 
 
+def transform(rotation: FloatArray, position: FloatArray) -> FloatArray:
+    """Return the matrix [4, 4] of a rotation [3, 3] and a position [3]."""
+    found = np.eye(4)
+    found[:3, :3], found[:3, 3] = rotation, position
+    return found
+
+
 def rotation_vector_matrix(vector: FloatArray) -> FloatArray:
     """Return the rotation [3, 3] about ``vector`` [3], whose length is the angle in radians."""
     x, y, z = vector.tolist()

@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 
 from vla_ros.collision.geometry import Body
-from vla_ros.collision.tree import transform
 from vla_ros.config import node_topics
 from vla_ros.control.collision import CollisionCheck
 from vla_ros.execution.context import Context
 from vla_ros.graph.wiring import Wiring
-from vla_ros.kinematics.rotations import write_rotation
+from vla_ros.kinematics.rotations import transform, write_rotation
 from vla_ros.node.markers import CUBE, CYLINDER, DELETE_ALL, MARKER, MARKERS, SPHERE, TRIANGLES
 from vla_ros.types import FloatArray
 

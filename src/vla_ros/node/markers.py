@@ -9,11 +9,10 @@ import numpy as np
 
 from vla_ros.collision.geometry import Body
 from vla_ros.collision.shapes import Piece, library
-from vla_ros.collision.tree import transform
 from vla_ros.collision.world import link_of
 from vla_ros.control.collision import CollisionCheck
 from vla_ros.errors import ConfigError, one_line
-from vla_ros.kinematics.rotations import read_rotation
+from vla_ros.kinematics.rotations import read_rotation, transform
 from vla_ros.types import FloatArray, JointState
 
 MARKERS, MARKER = "visualization_msgs/msg/MarkerArray", "visualization_msgs/msg/Marker"

@@ -107,8 +107,7 @@ class Observer:
         self._history = History(spans)
         self._processed: OrderedDict[tuple[int, int], UInt8Array] = OrderedDict()
         self._topics, self.timeouts = config.camera.topics, config.timeouts
-        self.depth, taken = DepthCameras(binding), {key for _, key in binding.spec.depth}
-        self._measured = {at for key, at in binding.points.items() if key in taken or config.camera.each[at].info}
+        self.depth = DepthCameras(binding)
 
     @property
     def remembers(self) -> bool:
@@ -185,14 +184,14 @@ class Observer:
         if data is None:
             raise Refused(Reason.INPUT_MISSING, f"no frame yet on {topic}")
         try:
-            if index in self._measured:
+            if index in self.depth.measured:
                 patience = self.timeouts.camera_skew or TRANSFORM_WAIT
                 found, depth = self.depth.decode(index, data, patience)
             else:
                 found, depth = decode_points(data), _NONE
         except ImageError as error:
             raise ImageError(f"{topic}: {error}") from None
-        if index not in self._measured and found.frame_id != frame:
+        if index not in self.depth.measured and found.frame_id != frame:
             raise ImageError(f"{topic}: found points in {found.frame_id!r}, expected {frame!r}, robot.base_frame")
         rows, columns, _ = found.points.shape
         height, width, _ = found.points.shape if image is None else image.pixels.shape

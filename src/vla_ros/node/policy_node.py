@@ -293,8 +293,10 @@ class PolicyNode:
         self._scene = join_collision(self._context, wiring, pipeline.controller.collision)
         outputs = Outputs(self._context, wiring, self._guard and self._guard.open(self._context, wiring))
         self._telemetry.sent = lambda: outputs.sent
-        self._states = states = StateReceiver(self._context, pipeline.controller)
         observer, used = pipeline.observer, pipeline.binding.used
+        transforms = observer.depth.transforms
+        self._states = states = StateReceiver(self._context, pipeline.controller, transforms)
+        self._telemetry.poses = lambda: transforms.used
         receiver = FrameReceiver(self._context, self._mailboxes, observer, used, source.page_locked)
         join_depth(self._context, wiring, observer.depth)
         self._cameras = receiver.sources
@@ -315,9 +317,8 @@ class PolicyNode:
         wiring.subscribe("std_msgs/msg/String", node_topics.INSTRUCTION, self._on_instruction, "instruction")
         wiring.subscribe("std_msgs/msg/Bool", topics.stop, self._on_stop, "request")
         wiring.subscribe("std_msgs/msg/Empty", node_topics.HEARTBEAT, self._on_heartbeat, "state")
-        image = IMAGE_TYPES[config.camera.transport]
-        for index, topic in enumerate(config.camera.topics):
-            wiring.subscribe_raw(image, topic, partial(receiver.receive, index), "camera")
+        for index, one in enumerate(config.camera.each):
+            wiring.subscribe_raw(IMAGE_TYPES[one.transport], one.topic, partial(receiver.receive, index), "camera")
         wiring.service("std_srvs/srv/SetBool", "~/enable", self._on_enable)
         wiring.service("std_srvs/srv/Trigger", "~/reset", self._on_reset)
         if not self._lockstep and not any(arm.output == ENVIRONMENT for arm in config.arms):

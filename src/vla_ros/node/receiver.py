@@ -25,6 +25,7 @@ from vla_ros.execution.camera_frames import Frame
 from vla_ros.execution.context import Context
 from vla_ros.execution.frame_slots import slots_of
 from vla_ros.graph.origin import Origin, stamp_of
+from vla_ros.kinematics.transforms import TransformBuffer
 from vla_ros.node.observer import Observer
 from vla_ros.types import JointState, UInt8Array
 from vla_ros.vision.messages import CdrBytes, image_header, image_stamp, read_compressed, shown, with_stamp
@@ -39,6 +40,7 @@ class CameraSources:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._sources = DataSources()
+        self._transports = {one.topic: one.transport for one in context.options.current.camera.each}
         self._known: dict[str, set[str]] = {}
 
     def competing(self, steady: int) -> CompetingSources | None:
@@ -48,7 +50,7 @@ class CameraSources:
     def follows(self, topic: str, data: CdrBytes, publisher: bytes, now: Now) -> bool:
         """Return True if a frame comes from the followed source."""
         config = self._context.options.current
-        kind = _kind(data, config.camera.transport)
+        kind = _kind(data, self._transports[topic])
         if not self._sources.follows(topic, DataSource(publisher, kind), now.steady, config.timeouts.camera):
             return False
         self._warn(topic, kind, config.camera)
@@ -62,7 +64,7 @@ class CameraSources:
         size = next(f"{each.width}x{each.height}" for each in camera.each if each.topic == topic)
         if known:
             self._context.logger.warning(f"{topic}: its frames were {next(iter(known))} and are {kind} now")
-        elif camera.transport == "raw" and not kind.startswith(f"{size} "):
+        elif self._transports[topic] == "raw" and not kind.startswith(f"{size} "):
             text = f"{topic}: its frames are {kind}; camera.width and camera.height expect {size}"
             self._context.logger.warning(text)
         known.add(kind)
@@ -156,10 +158,15 @@ class FrameReceiver:
 
 
 class StateReceiver:
-    """Receives joint states on ``topics``, from one or more publishers each, and further state topics."""
+    """Receives joint states on ``topics``, from one or more publishers each, and further state topics.
 
-    def __init__(self, context: Context, controller: RobotController) -> None:
-        self._context = context
+    ``transforms`` gets each message as it is, unless it has joints of an arm and is not used for it.
+    """
+
+    def __init__(
+        self, context: Context, controller: RobotController, transforms: TransformBuffer | None = None
+    ) -> None:
+        self._context, self._transforms = context, transforms
         config = context.options.current
         self._arms = {arm.name: arm for arm in controller.arms}
         self.topics: dict[str, list[str]] = {}  # the arms covered by each topic
@@ -206,6 +213,7 @@ class StateReceiver:
                 f"{topic}: its joint states have the stamp 0, so their time of arrival is used: "
                 "timeouts.joint_state_age cannot detect old ones. Configure the driver to stamp them"
             )
+        used = not any(arm.joint_names and {*arm.joint_names} & {*joints.names} for arm in self._arms.values())
         for arm in self.topics[topic]:
             if self._unseen[arm][0]:
                 self._look_for_fingers(arm, joints, now.steady)
@@ -216,14 +224,18 @@ class StateReceiver:
             states.keep_trajectory(armed and config.node.clock != "inputs")
             whole = states.add(joints, stamp, now.steady, timeout, origin.publisher, published)
             if whole is not None:
-                self.accept(whole.joints, whole.stamp, arm, whole.published)
+                used |= self.accept(whole.joints, whole.stamp, arm, whole.published)
             elif wrong := states.unbelieved:
                 self._check(stamp, wrong, arm)
+        if used and self._transforms is not None:
+            self._transforms.measure(joints)
 
-    def accept(self, joints: JointState, stamp: int, arm: str = "arm", published: float = math.inf) -> None:
+    def accept(self, joints: JointState, stamp: int, arm: str = "arm", published: float = math.inf) -> bool:
         """Store a complete joint state as the arm's newest if the watchdog accepts it and its ``stamp``."""
-        if self._check(stamp, self._wrong(joints, self._arms[arm]), arm):
+        accepted = self._check(stamp, self._wrong(joints, self._arms[arm]), arm)
+        if accepted:
             self._context.inputs.set_joints(joints, arm, published)
+        return accepted
 
     def _check(self, stamp: int, wrong: str, arm: str) -> bool:
         """Tell the watchdog of a joint state, and what is ``wrong`` with it; return True if it may be used."""
@@ -242,6 +254,8 @@ class StateReceiver:
         self._context.inputs.forget_measurements()
         for states in self._joint_states.values():
             states.forget()
+        if self._transforms is not None:
+            self._transforms.forget()
 
     def _wrong(self, joints: JointState, arm: AnyArm) -> str:
         """Return why a joint state is unusable, or ""."""

@@ -45,8 +45,7 @@ def recorder_name(node: str) -> str:
 def recorded_topics(config: Config, resolve: Callable[[str], str]) -> list[Topic]:
     """Return the topics that a node reads and publishes; ``resolve`` returns the full name of one."""
     takeover = config.takeover
-    named = [(topic, IMAGE_TYPES[config.camera.transport]) for topic in config.camera.topics]
-    named += [(topic, CAMERA_INFO) for topic in config.camera.info if topic]
+    named = [(one.topic, IMAGE_TYPES[one.transport]) for one in config.camera.each]
     named += [(arm.joint_states, _JOINTS) for arm in config.arms]
     named += [
         (each.topic, f"{STATE_TOPIC_TYPES[each.type]}/msg/{each.type}") for each in config.robot.parsed_state_topics
@@ -65,6 +64,7 @@ def recorded_topics(config: Config, resolve: Callable[[str], str]) -> list[Topic
     elif takeover.input in _INPUTS:
         named.append((takeover.topic, f"geometry_msgs/msg/{_INPUTS[takeover.input]}"))
     found = [Topic(resolve(topic), kind) for topic, kind in named]
+    found += [Topic(resolve(topic), CAMERA_INFO, "instruction") for topic in config.camera.info if topic]
     found += [
         Topic(resolve(topic), _TEXT, "instruction") for topic in (node_topics.INSTRUCTION, node_topics.STATUS)
     ]

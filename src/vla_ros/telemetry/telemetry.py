@@ -73,6 +73,7 @@ class Telemetry:
         self._debug = wiring.teller("sensor_msgs/msg/Image", node_topics.DEBUG_IMAGE, "diagnostics")
         self._view = wiring.teller("std_msgs/msg/String", node_topics.ROBOT_VIEW, "state_publisher")
         self.sent: Callable[[], Mapping[str, Command]] = dict  # each arm's last command; assign it
+        self.poses: Callable[[], Mapping[str, str]] = dict  # where each frame's pose is from; assign it
         self._unsent = ""  # why an action was not published
         self._debug_wanted = self._view_wanted = False
         self._to_draw: StepResult | None = None
@@ -84,7 +85,7 @@ class Telemetry:
         self._nearest: Clearance | None = None  # smallest distance in the last second
         if self._graph.lost_checks:
             self._logger.warning(f"checks are lost: {self._graph.lost_checks}")
-        if config.camera.transport == "raw":
+        if any(one.transport == "raw" for one in config.camera.each):
             self._say_transport()
         wiring.timer(1.0, self._report)
         wiring.timer(_DEBUG_PERIOD, self._draw)
@@ -132,6 +133,7 @@ class Telemetry:
             "frames": self._stats.frames(),
             "collision": self._collision(),
             "guard": self._guard(),
+            "poses": dict(self.poses()),
         }
         self._status.publish(self._graph.message("std_msgs/msg/String")(data=json.dumps(content)))
         if (status.state, status.mode, *status.blocks) != self._published:
@@ -209,8 +211,7 @@ class Telemetry:
             return
         config, arms, sent = self._options.current, self._inputs.snapshot.arms, self.sent()
         content = {
-            "cameras": [self._node.resolve_topic_name(topic) for topic in config.camera.topics],
-            "image_type": IMAGE_TYPES[config.camera.transport],
+            "cameras": self._images(),
             "takeover": config.takeover.input,
             "arms": {name: _joints(state, sent.get(name)) for name, state in arms.items()},
         }
@@ -250,12 +251,16 @@ class Telemetry:
             {**self._resources(), **nearest},
         )
 
+    def _images(self) -> Mapping[str, str]:
+        """Return the types of the cameras' topics."""
+        each = self._options.current.camera.each
+        return {self._node.resolve_topic_name(one.topic): IMAGE_TYPES[one.transport] for one in each}
+
     def _watched(self) -> list[Watched]:
         """Return the topics whose other ends are checked; the stop topic and others need no publisher."""
         config, resolve, qos = self._options.current, self._node.resolve_topic_name, self._graph.qos
         topics = config.topics
-        image = IMAGE_TYPES[config.camera.transport]
-        watched = [Watched(resolve(topic), qos("camera"), True, image) for topic in config.camera.topics]
+        watched = [Watched(topic, qos("camera"), True, kind) for topic, kind in self._images().items()]
         if self._controller.joint_names:
             watched += [
                 Watched(resolve(topic), qos("joint_states"), True, "sensor_msgs/msg/JointState")

@@ -136,7 +136,9 @@ def read_camera_info(message: Any, *, rectified: bool = False) -> CameraModel:
     if not 0 < size[0] * size[1] <= MAX_PIXELS:
         raise ConfigError(f"found size {width} x {height}, expected that of an image")
     distorted = distortion if distortion.any() else np.zeros(4)
-    return CameraModel(message.header.frame_id, size, matrix, distorted, model == "equidistant" and not rectified)
+    return CameraModel(
+        message.header.frame_id.lstrip("/"), size, matrix, distorted, model == "equidistant" and not rectified
+    )
 
 
 def _series(factors: Sequence[float] | FloatArray, value: FloatArray) -> FloatArray:

@@ -17,8 +17,10 @@ from vla_ros.types import Float32Array, IntArray
 from vla_ros.vision.decode import check_size, pixel_rows
 from vla_ros.vision.messages import COMPRESSED_IMAGE, IMAGE, CdrBytes, read_compressed, read_image, shown
 
-_DEPTHS = ("16UC1", "32FC1")
+DEPTH_ENCODINGS = ("16UC1", "32FC1")
 """Encodings of depth: uint16 millimetres with 0 where unknown, or float32 metres with NaN where unknown."""
+
+_FARTHEST = 65535  # what drivers store where a surface is beyond their range
 
 _HEADER = struct.Struct("<i2f")  # before the data: format of the compression, and two numbers of its quantisation
 _SIZE = struct.Struct("<2I")  # before RVL: width, height
@@ -42,9 +44,9 @@ def decode_depth(cdr: CdrBytes) -> DecodedDepth:
     """
     header, data, stamp = read_image(cdr)
     check_size(IMAGE, header.height, header.width)
-    if header.encoding not in _DEPTHS:
+    if header.encoding not in DEPTH_ENCODINGS:
         raise _not_depth(IMAGE, "encoding", header.encoding)
-    kind = ("u2", "f4")[_DEPTHS.index(header.encoding)]
+    kind = ("u2", "f4")[DEPTH_ENCODINGS.index(header.encoding)]
     rows = np.ascontiguousarray(pixel_rows(header, data, int(kind[1])))
     values = rows.view((">" if header.is_bigendian else "<") + kind)
     return DecodedDepth(_metres(values, header.encoding), stamp, header.frame_id)
@@ -59,7 +61,8 @@ def decode_compressed_depth(cdr: CdrBytes) -> DecodedDepth:
     header, data = read_compressed(cdr)
     encoding, _, rest = (part.strip() for part in header.format.partition(";"))
     codec = rest.removeprefix("compressedDepth").strip() or "png"  # older versions name none
-    if encoding not in _DEPTHS or codec not in ("png", "rvl") or (rest and not rest.startswith("compressedDepth")):
+    known = encoding in DEPTH_ENCODINGS and codec in ("png", "rvl")
+    if not known or (rest and not rest.startswith("compressedDepth")):
         raise _not_depth(COMPRESSED_IMAGE, "format", header.format)
     if len(data) <= _HEADER.size:
         raise _damaged(f"found {len(data)} bytes")
@@ -76,6 +79,7 @@ def _metres(values: NDArray[Any], encoding: str) -> Float32Array:
     depth: Float32Array = values.astype(np.float32)
     if encoding == "16UC1":
         depth *= np.float32(0.001)
+        depth[values == _FARTHEST] = np.nan
     depth[~((depth > 0) & np.isfinite(depth))] = np.nan
     return depth
 
@@ -137,7 +141,7 @@ def _numbers(words: NDArray[np.uint32]) -> IntArray:
 
 
 def _not_depth(message: str, what: str, name: str) -> ImageError:
-    expected = " or ".join(_DEPTHS) if what == "encoding" else "16UC1 or 32FC1; compressedDepth png or rvl"
+    expected = " or ".join(DEPTH_ENCODINGS) if what == "encoding" else "16UC1 or 32FC1; compressedDepth png or rvl"
     return ImageError(
         f"{message}: found {what} {shown(name)}, expected depth: {expected}; subscribe to the camera's depth topic"
     )

@@ -38,7 +38,7 @@ class Preprocessor:
     """
 
     def __init__(self, camera: CameraConfig, spec: PolicySpec) -> None:
-        self._decode = decode_image if camera.transport == "raw" else decode_compressed
+        self._decode = [decode_image if one.transport == "raw" else decode_compressed for one in camera.each]
         self._topics = camera.topics
         processors = {image.source: _named(image) for image in spec.images}
         self._cameras = [(one.orientation, _chosen(one, processors.get(one.key))) for one in camera.each]
@@ -49,7 +49,7 @@ class Preprocessor:
         Raises ImageError, with the camera's topic, if the message is not an image.
         """
         try:
-            decoded = self._decode(cdr)
+            decoded = self._decode[camera_index](cdr)
         except ImageError as error:
             raise ImageError(f"{self._topics[camera_index]}: {error}") from None
         return self.raw(decoded.image, camera_index, decoded.stamp)

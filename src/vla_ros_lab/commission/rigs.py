@@ -49,8 +49,8 @@ def on_graph(session: Commissioning, config: Config, cameras: CameraConfig) -> i
             driver, *_ = drivers_of([arm])
             tap(arm.joint_states, "sensor_msgs/msg/JointState", partial(measured, arm.joint_states))
             tap(driver.topic, message_type(driver.output), partial(commanded, arm.name, driver))
-        for topic in cameras.topics:
-            wiring.subscribe_raw(IMAGE_TYPES[cameras.transport], topic, partial(seen, topic), "camera")
+        for one in cameras.each:
+            wiring.subscribe_raw(IMAGE_TYPES[one.transport], one.topic, partial(seen, one.topic), "camera")
         tick = wiring.publisher(IMAGE_TYPES["raw"], TICKS, "camera")
         wiring.timer(TICK, lambda: session.step(tick.publish) if node.is_active else None)
         return lambda: session.ended

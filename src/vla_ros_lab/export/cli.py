@@ -157,6 +157,7 @@ def _schema(resampler: Resampler, config: Config, arguments: argparse.Namespace)
         {f"observation.images.{key}": size for key, size in resampler.image_sizes().items()},
         arguments.crf,
         ("intervention", "next.success", "next.done"),
+        tuple(f"observation.images.{key}" for key in resampler.depths),
         tuple(f"{name}: {value}" for name, value in vars(arguments).items() if name != "restart"),
     )
 

@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from vla_ros.errors import VlaRosError
-from vla_ros.types import UInt8Array
 from vla_ros_lab.export.statistics import ImageStatistics, of_vectors, over_episodes, sampled
 from vla_ros_lab.report import video
 
@@ -50,6 +49,7 @@ class Schema:
     videos: Mapping[str, tuple[int, int]]  # feature to the (height, width) of its images
     crf: int = 20  # the encoder's constant rate factor; lower means better quality and larger files
     flags: tuple[str, ...] = ()  # features of one truth value
+    depths: tuple[str, ...] = ()  # features of ``videos`` that are depth
     command: tuple[str, ...] = ()  # bags and options; an export can be resumed only with the same bags and options
 
 
@@ -80,12 +80,13 @@ class DatasetWriter:
         name: str,
         task: str,
         vectors: Mapping[str, NDArray[Any]],
-        images: Mapping[str, Iterable[UInt8Array]],
+        images: Mapping[str, Iterable[NDArray[Any]]],
     ) -> None:
         """Write one episode of T frames.
 
         Episodes are sorted by ``name``, which must be unique. ``vectors`` maps keys to arrays [T, N]; ``images``
-        maps keys to T images, uint8 [H, W, 3] RGB, which are read once. Flags are bool [T, 1].
+        maps keys to T images, uint8 [H, W, 3] RGB, or depth, uint16 [H, W] in millimetres, which are read once.
+        Flags are bool [T, 1].
         """
         folder = self._partial / f"{name}.part"
         shutil.rmtree(folder, ignore_errors=True)
@@ -95,8 +96,10 @@ class DatasetWriter:
         columns = {key: values.astype(bool if key in flags else "f4") for key, values in vectors.items()}
         statistics = {key: of_vectors(values.astype("f4")) for key, values in columns.items()}
         for key, size in self._schema.videos.items():
-            counted = ImageStatistics()
-            checked = _counting(images[key], key, size, counted, sampled(length))
+            depth = key in self._schema.depths
+            counted = ImageStatistics(depth=depth)
+            checked = _counting(images[key], key, size if depth else (*size, 3), counted, sampled(length))
+            checked = map(video.encode_depth, checked) if depth else checked
             frames = video.encode(folder / f"{key}.mp4", checked, self._schema.rate, self._schema.crf)
             if frames != length:
                 raise ExportError(f"{name}: {frames} images of {key}, expected {length}")
@@ -125,15 +128,15 @@ class DatasetWriter:
 
 
 def _counting(
-    images: Iterable[UInt8Array],
+    images: Iterable[NDArray[Any]],
     key: str,
-    size: tuple[int, int],
+    size: tuple[int, ...],
     statistics: ImageStatistics,
     chosen: frozenset[int],
-) -> Iterator[UInt8Array]:
+) -> Iterator[NDArray[Any]]:
     """Yield the images, checking their size and adding sampled images to the statistics."""
     for index, image in enumerate(images):
-        if image.shape != (*size, 3):
+        if image.shape != size:
             found, expected = ("x".join(map(str, shape[1::-1])) for shape in (image.shape, size))
             raise ExportError(f"{key}: found an image of {found}, expected {expected}")
         if index in chosen:
@@ -252,11 +255,14 @@ class _Assembly:
         }
         features |= {key: {"dtype": "bool", "shape": [1], "names": None} for key in schema.flags}
         for key, (height, width) in schema.videos.items():
-            about = {"height": height, "width": width, "codec": "h264", "channels": 3}
-            about |= {"pix_fmt": video.pixel_format(height, width), "fps": schema.rate, "crf": schema.crf}
+            depth, channels = key in schema.depths, 1 if key in schema.depths else 3
+            about = {"height": height, "width": width, "codec": "h264", "channels": channels, "fps": schema.rate}
+            about |= {"pix_fmt": video.pixel_format(height, width), "crf": schema.crf}
+            if depth:
+                about |= {"codec": "hevc", "pix_fmt": "gray12le", "crf": None, **video.DEPTH}
             info = {f"video.{name}": value for name, value in about.items()}
-            info |= {"has_audio": False, "is_depth_map": False}
-            shape = {"shape": [height, width, 3], "names": ["height", "width", "channels"]}
+            info |= {"has_audio": False, "is_depth_map": depth, **({"depth_unit": "mm"} if depth else {})}
+            shape = {"shape": [height, width, channels], "names": ["height", "width", "channels"]}
             features[key] = {"dtype": "video", **shape, "info": info}
         features["timestamp"] = {"dtype": "float32", "shape": [1], "names": None}
         features |= {key: {"dtype": "int64", "shape": [1], "names": None} for key in _COUNTERS}

@@ -139,6 +139,12 @@ class Resampler:
         """Map each camera key to the (height, width) of its images."""
         return {key: one.size for key, one in zip(self._config.camera.keys, self.recorded.cameras, strict=True)}
 
+    @property
+    def depths(self) -> tuple[str, ...]:
+        """Keys of the cameras that measure depth."""
+        cameras = zip(self._config.camera.keys, self.recorded.cameras, strict=True)
+        return tuple(key for key, one in cameras if one.is_depth)
+
     def episodes(self, rate: float) -> Iterator[ResampledEpisode]:
         """Yield the episodes at ``rate`` ticks per second in order of time."""
         yield from self._episodes(rate)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +14,15 @@ from vla_ros.config.sections import CameraConfig
 from vla_ros.contract.spec import ImageFeature, PolicySpec
 from vla_ros.errors import ImageError
 from vla_ros.types import IntArray, UInt8Array
-from vla_ros.vision.messages import image_stamp
-from vla_ros.vision.preprocess import Preprocessor, process
+from vla_ros.vision.depth import DEPTH_ENCODINGS, decode_compressed_depth, decode_depth
+from vla_ros.vision.messages import IMAGE_TYPES, image_header, image_stamp, read_compressed
+from vla_ros.vision.preprocess import TURNS, Preprocessor, process
 from vla_ros_lab.export.dataset import ExportError
 from vla_ros_lab.replay.bag import Bag
 from vla_ros_lab.replay.storage import Record, at_one_time
 
-Decode = Callable[[bytes | memoryview], UInt8Array]
-"""Turns a camera's message into its processed image; raises ImageError."""
+Decode = Callable[[bytes | memoryview], NDArray[Any]]
+"""Turns a camera's message into its processed image, or its depth in millimetres; raises ImageError."""
 
 _MOST_APART = 2.0  # factor between a camera's two rates, above which neither is believed
 _NOTICED = 1.25  # factor that is worth a remark
@@ -49,14 +51,22 @@ class RecordedCamera:
         topic: Name of the topic.
         received: Times at which the recorder received the images, int64 [N], ascending.
         stamps: Their header stamps, int64 [N]; 0 where there is none.
+        is_depth: True if its images are depth, uint16 [H, W] in millimetres, 0 where unknown.
         times: Times on the chosen clock, int64 [F], ascending. Images without a stamp have none on the clock
             of stamps.
     """
 
     def __init__(
-        self, bag: Bag, topic: str, frames: Sequence[Sequence[int]], decode: Decode, *, stamped: bool
+        self,
+        bag: Bag,
+        topic: str,
+        frames: Sequence[Sequence[int]],
+        decode: Decode,
+        *,
+        stamped: bool,
+        is_depth: bool = False,
     ) -> None:
-        self._bag, self.topic, self._decode = bag, topic, decode
+        self._bag, self.topic, self._decode, self.is_depth = bag, topic, decode, is_depth
         self.received, self.stamps = (np.array(column, np.int64) for column in frames)
         clock = self.stamps if stamped else self.received
         order = np.argsort(clock, kind="stable")
@@ -70,7 +80,7 @@ class RecordedCamera:
         problem = "it has none"
         for record in self._bag.records([self.topic]):
             try:
-                height, width, _ = self._decode(record.data).shape
+                height, width = self._decode(record.data).shape[:2]
                 return height, width
             except ImageError as error:  # noqa: PERF203 - a damaged image costs more than the handler
                 problem = str(error)
@@ -80,13 +90,13 @@ class RecordedCamera:
         """Return the numbers in the recording of the images at ``rows``, indices of ``times``."""
         return self._numbers[rows]
 
-    def read(self, rows: IntArray, size: tuple[int, int]) -> Iterator[UInt8Array]:
-        """Yield the images at ``rows``, ascending indices of ``times``, uint8 [H, W, 3].
+    def read(self, rows: IntArray, size: tuple[int, int]) -> Iterator[NDArray[Any]]:
+        """Yield the images at ``rows``, ascending indices of ``times``, uint8 [H, W, 3] or uint16 [H, W].
 
         An image that is damaged or not of ``size`` is replaced; at the end, DamagedImagesError tells which.
         """
         wanted = self.numbers(rows)
-        image, held, at = np.zeros((*size, 3), np.uint8), -1, -1
+        image, held, at = np.zeros(size, np.uint16) if self.is_depth else np.zeros((*size, 3), np.uint8), -1, -1
         records: Iterator[Record] = iter(())
         damaged, reasons = set[int](), Counter[str]()
         for number in wanted.tolist():
@@ -141,14 +151,14 @@ def read_cameras(
 ) -> tuple[list[RecordedCamera], int]:
     """Return the cameras of a bag, and how many of their images have no stamp and are left out for that.
 
-    Raises ExportError if a camera has no images or no times, or measures depth.
+    Raises ExportError if a camera has no images or no times.
     """
-    if any(camera.info):
-        what = "camera.info: depth images are neither exported nor read for training"
-        raise ExportError(f"{what}; set camera.topics, camera.keys and camera.info to the colour cameras' alone")
     preprocessor = Preprocessor(camera, PolicySpec(images=tuple(ImageFeature(key) for key in camera.keys)))
     frames = {topic: (array("q"), array("q")) for topic in topics}
+    depths = dict[str, bool]()
     for record in bag.records(topics):
+        if record.topic not in depths:
+            depths[record.topic] = _is_depth(record.data, bag.topics[record.topic])
         try:
             stamp = image_stamp(record.data)
         except ImageError:  # it cannot be decoded either, which counts when it is needed
@@ -165,10 +175,28 @@ def read_cameras(
             raise ExportError(f"{bag.path}: {problem}; use the images' own times with --clock stamp")
         if stamped and not any(stamps):
             raise ExportError(f"{bag.path}: no image of {topic} has a stamp; use --clock received")
-        decode = partial(_decoded, preprocessor, index)
-        cameras.append(RecordedCamera(bag, topic, (received, stamps), decode, stamped=stamped))
+        decode: Decode = partial(_decoded, preprocessor, index)
+        if depths[topic]:
+            decode = partial(_millimetres, bag.topics[topic], TURNS[camera.each[index].orientation])
+        one = RecordedCamera(bag, topic, (received, stamps), decode, stamped=stamped, is_depth=depths[topic])
+        cameras.append(one)
     return cameras, sum(len(one.received) - len(one.times) for one in cameras)
 
 
 def _decoded(preprocessor: Preprocessor, camera: int, cdr: bytes | memoryview) -> UInt8Array:
     return process(preprocessor(cdr, camera))
+
+
+def _is_depth(cdr: bytes | memoryview, kind: str) -> bool:
+    try:
+        if kind == IMAGE_TYPES["raw"]:
+            return image_header(cdr).encoding in DEPTH_ENCODINGS
+        return "compressedDepth" in read_compressed(cdr)[0].format
+    except ImageError:
+        return False
+
+
+def _millimetres(kind: str, turn: Callable[[Any], Any], cdr: bytes | memoryview) -> NDArray[Any]:
+    depth = (decode_depth if kind == IMAGE_TYPES["raw"] else decode_compressed_depth)(cdr).depth
+    found: NDArray[Any] = np.rint(1000 * np.nan_to_num(turn(depth))).clip(0, 65535).astype(np.uint16)
+    return found

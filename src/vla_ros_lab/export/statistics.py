@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vla_ros.types import UInt8Array
-
 Statistics = dict[str, NDArray[Any]]
 
 _QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
@@ -60,27 +58,27 @@ def sampled(length: int) -> frozenset[int]:
 
 
 class ImageStatistics:
-    """Statistics of one episode's images for each colour channel, in [0, 1].
+    """Statistics of one episode's images for each colour channel, in [0, 1], or of depth in millimetres.
 
     Only the levels are counted; no image is kept.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, depth: bool = False) -> None:
         self._images = 0
-        self._counts = np.zeros((3, 256))
+        self._counts, self._unit = (np.zeros((1, 1 << 16)), 1) if depth else (np.zeros((3, 256)), 255)
 
-    def add(self, image: UInt8Array) -> None:
-        """Count one image, uint8 [H, W, 3]."""
+    def add(self, image: NDArray[Any]) -> None:
+        """Count one image, uint8 [H, W, 3], or a depth image, uint16 [H, W]."""
         height, width = image.shape[:2]
         if max(width, height) >= _LARGE:
             step = max(width, height) // _THUMBNAIL
             image = image[::step, ::step]
         self._images += 1
-        for colour in range(3):
-            self._counts[colour] += np.bincount(image[..., colour].ravel(), minlength=256)
+        for colour, counts in enumerate(self._counts):
+            counts += np.bincount(image.reshape(-1, len(self._counts))[:, colour], minlength=len(counts))
 
     def result(self) -> Statistics:
-        """Return the statistics of the added images, each [3, 1, 1], and ``count`` [1]."""
+        """Return the statistics of the added images, each [3, 1, 1] or [1, 1, 1], and ``count`` [1]."""
         columns = []
         for histogram in self._counts:
             levels, counts = np.flatnonzero(histogram).astype(float), histogram[histogram > 0]
@@ -88,7 +86,8 @@ class ImageStatistics:
             deviation = np.sqrt(np.average((levels - mean) ** 2, weights=counts))
             extent = {"min": levels[0], "max": levels[-1], "mean": mean, "std": deviation}
             columns.append({**extent, **_quantiles(levels, counts)})
-        stats = {name: np.array([column[name] for column in columns]).reshape(3, 1, 1) / 255 for name in columns[0]}
+        found = {name: np.array([column[name] for column in columns]) / self._unit for name in columns[0]}
+        stats = {name: values.reshape(-1, 1, 1) for name, values in found.items()}
         return {**stats, "count": np.array([self._images])}
 
 

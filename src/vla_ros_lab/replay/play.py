@@ -84,7 +84,7 @@ class Player:
         self._resume, self._partial, self._progress = resume, partial, progress
         needed, timeout = pipeline.controller.joint_names, config.timeouts.joint_state
         self._recording = series.read_recording(bag, selection, needed, timeout)
-        read_transforms(bag, pipeline.observer)
+        read_transforms(bag, pipeline.observer, selection.joint_states)
         joints = self._recording.joints
         if joints is not None and len(joints.main.times) > 2 and joints.main.times[0] == joints.main.times[-1]:
             problem = at_one_time(f"{len(joints.main.times)} joint states", int(joints.main.times[0]))

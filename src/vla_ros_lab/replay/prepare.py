@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -13,9 +13,9 @@ from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.clock import SimulatedClock
 from vla_ros.errors import ConfigError, ImageError, VlaRosError
 from vla_ros.graph.messages import message_types
-from vla_ros.kinematics.transforms import TransformBuffer
 from vla_ros.node.observer import Observer
 from vla_ros.node.pipeline import ActionPipeline, build_pipeline
+from vla_ros.node.receiver import joint_state_of
 from vla_ros.record.topics import TRANSFORMS
 from vla_ros.types import IntArray
 from vla_ros.vision.messages import image_stamp
@@ -48,14 +48,20 @@ def build_pipeline_for(config: Config, spec: PolicySpec) -> tuple[ActionPipeline
         raise
 
 
-def read_transforms(bag: Bag, observer: Observer) -> None:
-    """Pass an observer of depth images the CameraInfo and all transforms of a bag, so that it never waits."""
+def read_transforms(bag: Bag, observer: Observer, joints: Sequence[str]) -> None:
+    """Pass an observer of depth images all that a bag says of where cameras are, so that it never waits.
+
+    ``joints`` are the topics of joint states.
+    """
     depth, store = observer.depth, message_types()
-    depth.transforms, depth.clock = TransformBuffer(math.inf), SimulatedClock()
-    for record in bag.records(bag.topics.keys() & {*depth.infos, *TRANSFORMS}) if depth.infos else ():
+    depth.transforms, depth.clock = depth.buffer(math.inf), SimulatedClock()
+    for record in bag.records(bag.topics.keys() & {*depth.infos, *TRANSFORMS, *joints}) if depth.infos else ():
         read = partial(store.deserialize, cls=store.message(bag.topics[record.topic]))
         with contextlib.suppress(VlaRosError):  # what is damaged is missing, which the observer says
-            depth.hear(record.topic, record.data, read)
+            if record.topic in joints:
+                depth.transforms.measure(joint_state_of(read(record.data), record.time))
+            else:
+                depth.hear(record.topic, record.data, read)
 
 
 class RecordedFrame(NamedTuple):

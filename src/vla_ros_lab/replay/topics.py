@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from vla_ros.config import Config, node_topics
-from vla_ros.config.sections import CameraConfig, TopicsConfig
+from vla_ros.config.sections import COMPRESSED, CameraConfig, TopicsConfig
 from vla_ros.vision.messages import IMAGE_TYPES
 from vla_ros_lab.replay.bag import Bag
 from vla_ros_lab.replay.storage import BagError
@@ -35,7 +35,7 @@ class TopicSelection:
     """Topics by role."""
 
     cameras: tuple[str, ...]  # one topic per camera of the policy, in the order of ``camera.topics``
-    transport: str  # ``raw`` or ``compressed``; the same for all cameras
+    transport: str  # ``raw`` or ``compressed``; the same for all cameras whose topics do not say it
     joint_states: tuple[str, ...]  # topics of measured joint states; several if arms have separate topics
     instruction: str | None  # topic of the instruction, or None
     truth: tuple[str, ...]  # topics of recorded actions or commands; several if arms have separate topics
@@ -102,7 +102,7 @@ def select_topics(
     by_name = {name: kind for name, kind in topics.items() if name not in empty or name in named}
     find = _Finder(by_name, config, overrides, ask)
     cameras = find.cameras()
-    transports = {_TRANSPORTS[by_name[name]] for name in cameras}
+    transports = {_TRANSPORTS[by_name[name]] for name in cameras if not name.endswith(COMPRESSED)}
     if len(transports) > 1:
         raise BagError(f"the cameras {list(cameras)} mix raw and compressed; name topics of one kind with --topics")
     state_topics = [(topic.name, live_name(topic.topic)) for topic in config.robot.parsed_state_topics]
@@ -122,7 +122,7 @@ def select_topics(
         for name in map(live_name, (node_topics.EVENT, node_topics.STATUS))
     )
     instruction = next(iter(instructions), None)
-    inputs = (cameras, transports.pop(), joints, instruction)
+    inputs = (cameras, next(iter(transports), "compressed"), joints, instruction)
     return TopicSelection(*inputs, truth, truth_type, state, (event, status))
 
 

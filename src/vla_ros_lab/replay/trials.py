@@ -207,7 +207,7 @@ def _actions(
             camera = dataclasses.replace(frame.config.camera, **change.camera)
             changed = dataclasses.replace(frame.config, camera=camera)
             observers[id(frame.config)] = build_pipeline_for(changed, policy.spec)[0].observer
-            read_transforms(frame.bag, observers[id(frame.config)])
+            read_transforms(frame.bag, observers[id(frame.config)], frame.selection.joint_states)
         observation = observers[id(frame.config)].observe(frame.images, inputs)
         if change.pixels is not None:
             images = {key: change.pixels(image) for key, image in observation.images.items()}

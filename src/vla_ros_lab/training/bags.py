@@ -24,16 +24,18 @@ from vla_ros.contract.binding import Binding, bind, make_arms
 from vla_ros.contract.gripper import GripperValues, gripper_ends
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.control.reasons import Reason, Refused
+from vla_ros.errors import ImageError
 from vla_ros.node.observer import Observer
 from vla_ros.types import FloatArray, IntArray, Observation
 from vla_ros.vision.messages import encode_image
 from vla_ros_lab.export.dataset import ExportError
 from vla_ros_lab.export.episodes import ExportOptions, ResampledEpisode, Resampler
 from vla_ros_lab.replay.bag import Bag, find_bags
-from vla_ros_lab.replay.prepare import fit
+from vla_ros_lab.replay.prepare import fit, read_transforms
 from vla_ros_lab.replay.storage import BagError, Record
 from vla_ros_lab.replay.topics import topics_of
 from vla_ros_lab.training.episodes import DataError, EpisodeSamples, ReadOptions, RecordedEpisode, seeing
+from vla_ros_lab.training.poses import gather_poses
 
 _SAME = 0.05  # share by which a camera's rate may differ from the policy's if every image is to be a frame
 _PIXEL = np.zeros((1, 1, 3), np.uint8)
@@ -168,6 +170,10 @@ class _BagReader:
         self.notes, self.remarks, self.names = resampler.notes, resampler.remarks, resampler.names
         self.rate = self._rate(options.clock, max(config.control.rate_hz, 0.0) or binding.spec.rate_hz or 0.0)
         self._details: dict[Reason, str] = {}
+        observer = Observer(binding)
+        read_transforms(bag, observer, selection.joint_states)
+        self._depth, self._poses = observer.depth, gather_poses(observer.depth)
+        self._refused: dict[tuple[int, int], Refused] = {}  # by camera and row, depth that gives no points
 
     def _rate(self, clock: str, wanted: float) -> float:
         """Return the frames per second, ``wanted`` or the camera's; every image is a frame if both are the same."""
@@ -198,15 +204,22 @@ class _BagReader:
         counts = Counter[str]()
         for record in self._bag.records(at):
             camera = recorded.cameras[at[record.topic]]
-            stamp = int(camera.stamps[counts[record.topic]])
-            messages.add(at[record.topic], record, stamp, self._bag.path)
+            stamp, index = int(camera.stamps[counts[record.topic]]), at[record.topic]
+            try:
+                if index in self._depth.measured:
+                    self._depth.decode(index, record.data, 0.0)
+            except Refused as refused:
+                self._refused[index, messages.count(index)] = refused
+            except ImageError as error:
+                self._refused[index, messages.count(index)] = Refused(Reason.IMAGE_INVALID, str(error))
+            messages.add(index, record, stamp, self._bag.path)
             counts[record.topic] += 1
 
     @property
     def _unseeing(self) -> Binding:
         """The binding for an observer of :data:`_PIXEL`, of which only the state is used."""
         config = self.binding.config
-        camera = replace(config.camera, transport="raw")
+        camera = replace(config.camera, topics=config.camera.keys, transport="raw")
         return replace(self.binding, config=replace(config, camera=camera), points={})
 
     def _observed(
@@ -220,6 +233,8 @@ class _BagReader:
             stamps = [messages.stamp(camera, row) for camera, row in enumerate(images)]
             frames = [encode_image(_PIXEL, stamp, "") for stamp in stamps]
             try:
+                for refused in filter(None, map(self._refused.get, enumerate(images))):
+                    raise refused
                 seen.append(observer.observe(frames, inputs(time, episode.task)))
             except Refused as refused:
                 detail = self._details.setdefault(refused.reason, refused.detail)  # numbers differ in each
@@ -238,6 +253,7 @@ class _BagReader:
                 np.stack(part.frames),
                 part.label,
                 bool(part.intervention.any()),
+                self._poses,
             )
 
     def _snapped(self, actions: FloatArray) -> FloatArray:

@@ -20,9 +20,11 @@ from vla_ros.config import Config
 from vla_ros.contract.binding import Binding
 from vla_ros.contract.spec import NOW, PolicySpec
 from vla_ros.control.inputs import Snapshot
+from vla_ros.control.reasons import Refused
 from vla_ros.errors import ImageError, VlaRosError
 from vla_ros.node.observer import Observer
 from vla_ros.types import FloatArray, IntArray
+from vla_ros_lab.training.poses import CameraPoses
 from vla_ros_lab.training.samples import Sample
 
 
@@ -59,6 +61,7 @@ class RecordedEpisode:
     rows: IntArray  # int64 [C, T], number of each camera's image in :class:`Pictures`
     label: str = ""  # a person's: ``success``, ``failure``, ``end`` or ""
     corrected: bool = False  # a person moved the arm
+    poses: CameraPoses = field(default_factory=CameraPoses)  # of depth cameras
 
 
 class Pictures(Protocol):
@@ -120,7 +123,7 @@ class EpisodeSamples:
         actions, is_pad = chunk(episode.actions, frame, self.spec.horizon)
         try:
             return Sample(self._observe(episode, frame), actions, is_pad, number, frame)
-        except ImageError as error:
+        except (ImageError, Refused) as error:
             raise DataError(
                 f"{episode.name}, frame {frame}: {error}; leave this recording out, or export it with vla-ros "
                 "export, which leaves damaged images out"
@@ -136,6 +139,7 @@ class EpisodeSamples:
     def _observe(self, episode: RecordedEpisode, frame: int) -> Any:
         observer, rows = self._observer, episode.rows[:, frame].tolist()
         observer.begin_task()
+        episode.poses.show(observer.depth)
         for camera, seconds in self._remembered.items():
             first, last, stamp = int(episode.rows[camera, 0]), rows[camera], self.pictures.stamp
             since = stamp(camera, last) - round(1e9 * seconds)
