@@ -182,6 +182,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
                 self.collection = [*dict.fromkeys(chain(*self.registered_collections.values()))]
                 for nodeid in self.collection:
                     self.workqueue.setdefault(_worker(nodeid), {})[nodeid] = False
+                config.pluginmanager.getplugin("session").testscollected = len(self.collection)  # 100 %
             for node in self.nodes * 2:  # as many tests as a worker asks for
                 self._reschedule(node)
 

@@ -1,13 +1,18 @@
 """Processes for the tests that need not import anything: each is forked from one that has imported it all."""
 
 import atexit
+import gc
+import importlib
 import multiprocessing
 import os
 import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from multiprocessing import reduction
 from pathlib import Path
+from typing import IO, Any
 
 from vla_ros.cli.main import main
 
@@ -41,32 +46,58 @@ def script(words: Sequence[str]) -> None:
     runpy.run_path(words[0], run_name="__main__")
 
 
+def module(words: Sequence[str]) -> int | None:
+    """Do what ``python -m`` does with a module whose ``main`` takes the arguments of the command line."""
+    sys.argv = list(words)
+    found: int | None = importlib.import_module(words[0]).main()
+    return found
+
+
 class Fork:
     """``main(words)`` in a process of its own: what the tests use of Popen.
 
     Args:
         main: Found by its name, in a module that can be imported.
         words: Its arguments; the exit status is what it returns.
-        output: File to which the process appends what it prints.
+        output: File to which the process appends what it prints, or a descriptor. ``None``: the pipe ``stdout``;
+            its standard input, which is empty otherwise, is the pipe ``stdin`` then.
         errors: The same for standard error; ``None``: ``output``.
         environment: All variables; ``None``: those of this process.
     """
+
+    stdin: IO[str] | None = None
+    stdout: IO[str] | None = None
 
     def __init__(
         self,
         main: Callable[[Sequence[str]], int | None],
         words: Sequence[str],
-        output: Path,
-        errors: Path | None = None,
+        output: Path | int | None,
+        errors: Path | int | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        for file in (output, errors or output):
-            file.write_text("")
         preload()
         variables = dict(os.environ if environment is None else environment)
-        arguments = (main, list(words), variables, Path.cwd(), output, errors or output)
-        self._process = _FORKS.Process(target=_become, args=arguments)
-        self._process.start()
+        with ExitStack() as opened:
+
+            def writable(file: Path | int) -> int:
+                if isinstance(file, int):
+                    return file
+                file.write_text("")
+                return opened.enter_context(file.open("a")).fileno()
+
+            if output is None:
+                (reads, written), (read, output) = os.pipe(), os.pipe()
+                self.stdin, self.stdout = os.fdopen(written, "w", 1), os.fdopen(read)
+                opened.callback(os.close, reads)
+                opened.callback(os.close, output)
+            else:
+                reads = opened.enter_context(Path(os.devnull).open()).fileno()
+            output = writable(output)
+            standard = [_Copied(one) for one in (reads, output, output if errors is None else writable(errors))]
+            arguments = (main, list(words), variables, Path.cwd(), standard)
+            self._process = _FORKS.Process(target=_become, args=arguments)
+            self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
@@ -91,22 +122,41 @@ class Fork:
         self._process.kill()
 
 
+class _Copied:
+    """A descriptor of which the process gets a copy."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _copy, (reduction.DupFd(self._descriptor),)
+
+
+def _copy(duplicate: Any) -> int:
+    copy: int = duplicate.detach()
+    return copy
+
+
 def _become(
     main: Callable[[Sequence[str]], int | None],
     words: Sequence[str],
     environment: Mapping[str, str],
     folder: Path,
-    output: Path,
-    errors: Path,
+    standard: Sequence[int],
 ) -> None:
+    gc.freeze()
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    for number, copy in enumerate(standard):
+        os.dup2(copy, number)
+        os.close(copy)
+    sys.stdin, sys.orig_argv = os.fdopen(0, closefd=False), [sys.executable, *words]
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:0] = [path for path in paths if path and path not in sys.path]
-    for standard, path in ((0, Path(os.devnull)), (1, output), (2, errors)):
-        with path.open("r" if standard == 0 else "a") as file:
-            os.dup2(file.fileno(), standard)
+    sys.path[:0] = added = [path for path in paths if path and path not in sys.path]
+    for file in (Path(path, "sitecustomize.py") for path in added):
+        if file.is_file():  # as Python does when it starts
+            runpy.run_path(str(file))
     try:
         sys.exit(main(words))
     finally:
