@@ -11,6 +11,7 @@ once it is ready; ``vla-ros serve`` serves the rest of its block. Each command m
 import argparse
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -22,9 +23,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from tools import forks
 from tools.robots.descriptions import ROBOTS, urdf
 from vla_ros_lab.eval.command import private_graph
 
@@ -59,6 +62,8 @@ STAND_INS = {
 }
 """What a page leaves to the reader, and what stands in for it here."""
 PATIENCE = 600.0
+_OF_SHELL = r"[|&;<>$`*?~{}()\\\n]"
+"""What only a shell understands; a command without it is forked from a process that has imported its modules."""
 READY = {"run": "is ready", "serve": "serving"}
 
 
@@ -115,7 +120,7 @@ def run_block(block: Block) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
-        servers: list[subprocess.Popen[bytes]] = []
+        servers: list[Any] = []
         stack.callback(_end_all, servers)
         for command in block.runs:
             for text, stand_in in {**STAND_INS, "8000": port}.items():
@@ -157,22 +162,26 @@ def _described(command: str, folder: Path) -> str:
     return command if "robot.tip_frame" in command else f"{command} -p robot.tip_frame:={robot.tip}"
 
 
-def _run(block: Block, command: str, environment: dict[str, str], servers: list[subprocess.Popen[bytes]]) -> None:
+def _run(block: Block, command: str, environment: dict[str, str], servers: list[Any]) -> None:
     verb = command.split()[1] if command.startswith("vla-ros ") else ""
     ready = "" if "--dry-run" in command else READY.get(verb, "")
     if verb == "serve":
         _end_all(servers)
     folder = Path(environment["HOME"])
     log = folder / f"{verb or 'output'}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            ["bash", "-euo", "pipefail", "-c", f"exec {command}" if ready else command],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+    process: subprocess.Popen[bytes] | forks.Fork
+    if verb and not re.search(_OF_SHELL, command):
+        process = forks.Fork(forks.vla_ros, shlex.split(command)[1:], log, environment=environment, folder=folder)
+    else:
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                ["bash", "-euo", "pipefail", "-c", f"exec {command}" if ready else command],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
     servers.append(process)
     deadline = time.monotonic() + PATIENCE
     while ready and process.poll() is None and ready not in log.read_text(errors="replace"):
@@ -197,7 +206,7 @@ def _environment(folder: Path) -> dict[str, str]:
     return os.environ | private_graph({}) | {"PATH": path, "HOME": str(folder)}
 
 
-def _end_all(processes: list[subprocess.Popen[bytes]]) -> None:
+def _end_all(processes: list[Any]) -> None:
     for process in processes:
         process.send_signal(signal.SIGINT)
         try:

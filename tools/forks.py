@@ -63,6 +63,7 @@ class Fork:
             its standard input, which is empty otherwise, is the pipe ``stdin`` then.
         errors: The same for standard error; ``None``: ``output``.
         environment: All variables; ``None``: those of this process.
+        folder: Its current folder; ``None``: that of this process.
     """
 
     stdin: IO[str] | None = None
@@ -75,6 +76,7 @@ class Fork:
         output: Path | int | None,
         errors: Path | int | None = None,
         environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
     ) -> None:
         preload()
         variables = dict(os.environ if environment is None else environment)
@@ -95,7 +97,7 @@ class Fork:
                 reads = opened.enter_context(Path(os.devnull).open()).fileno()
             output = writable(output)
             standard = [_Copied(one) for one in (reads, output, output if errors is None else writable(errors))]
-            arguments = (main, list(words), variables, Path.cwd(), standard)
+            arguments = (main, list(words), variables, folder or Path.cwd(), standard)
             self._process = _FORKS.Process(target=_become, args=arguments)
             self._process.start()
         assert self._process.pid is not None
@@ -105,11 +107,11 @@ class Fork:
         """Return the exit status, if the process has ended."""
         return self._process.exitcode
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         """Return the exit status, within ``timeout`` seconds."""
         self._process.join(timeout)
         if self._process.exitcode is None:
-            raise subprocess.TimeoutExpired("a forked process", timeout)
+            raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
