@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -120,7 +119,7 @@ def run_block(block: Block) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
-        servers: list[Any] = []
+        servers: list[forks.Fork] = []
         stack.callback(_end_all, servers)
         for command in block.runs:
             for text, stand_in in {**STAND_INS, "8000": port}.items():
@@ -162,26 +161,16 @@ def _described(command: str, folder: Path) -> str:
     return command if "robot.tip_frame" in command else f"{command} -p robot.tip_frame:={robot.tip}"
 
 
-def _run(block: Block, command: str, environment: dict[str, str], servers: list[Any]) -> None:
+def _run(block: Block, command: str, environment: dict[str, str], servers: list[forks.Fork]) -> None:
     verb = command.split()[1] if command.startswith("vla-ros ") else ""
     ready = "" if "--dry-run" in command else READY.get(verb, "")
     if verb == "serve":
         _end_all(servers)
     folder = Path(environment["HOME"])
     log = folder / f"{verb or 'output'}.log"
-    process: subprocess.Popen[bytes] | forks.Fork
-    if verb and not re.search(_OF_SHELL, command):
-        process = forks.Fork(forks.vla_ros, shlex.split(command)[1:], log, environment=environment, folder=folder)
-    else:
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                ["bash", "-euo", "pipefail", "-c", f"exec {command}" if ready else command],
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+    plain = bool(verb) and not re.search(_OF_SHELL, command)
+    words = shlex.split(command)[1:] if plain else [f"exec {command}" if ready else command]
+    process = forks.Fork(forks.vla_ros if plain else forks.shell, words, log, None, environment, folder)
     servers.append(process)
     deadline = time.monotonic() + PATIENCE
     while ready and process.poll() is None and ready not in log.read_text(errors="replace"):
@@ -206,7 +195,7 @@ def _environment(folder: Path) -> dict[str, str]:
     return os.environ | private_graph({}) | {"PATH": path, "HOME": str(folder)}
 
 
-def _end_all(processes: list[Any]) -> None:
+def _end_all(processes: list[forks.Fork]) -> None:
     for process in processes:
         process.send_signal(signal.SIGINT)
         try:

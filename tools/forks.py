@@ -10,9 +10,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from multiprocessing import reduction
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from vla_ros.cli.main import main
 
@@ -46,6 +46,11 @@ def script(words: Sequence[str]) -> None:
     runpy.run_path(words[0], run_name="__main__")
 
 
+def shell(words: Sequence[str]) -> None:
+    """Become a shell that executes a command."""
+    os.execvp("bash", ["bash", "-euo", "pipefail", "-c", *words])
+
+
 def module(words: Sequence[str]) -> int | None:
     """Do what ``python -m`` does with a module whose ``main`` takes the arguments of the command line."""
     sys.argv = list(words)
@@ -59,7 +64,7 @@ class Fork:
     Args:
         main: Found by its name, in a module that can be imported.
         words: Its arguments; the exit status is what it returns.
-        output: File to which the process appends what it prints, or a descriptor. ``None``: the pipe ``stdout``;
+        output: File for what the process prints, or a descriptor. ``None``: the pipe ``stdout``;
             its standard input, which is empty otherwise, is the pipe ``stdin`` then.
         errors: The same for standard error; ``None``: ``output``.
         environment: All variables; ``None``: those of this process.
@@ -82,21 +87,18 @@ class Fork:
         variables = dict(os.environ if environment is None else environment)
         with ExitStack() as opened:
 
-            def writable(file: Path | int) -> int:
-                if isinstance(file, int):
-                    return file
-                file.write_text("")
-                return opened.enter_context(file.open("a")).fileno()
+            def descriptor(file: Path | int, mode: str = "w") -> int:
+                return file if isinstance(file, int) else opened.enter_context(file.open(mode)).fileno()
 
             if output is None:
-                (reads, written), (read, output) = os.pipe(), os.pipe()
+                (source, written), (read, output) = os.pipe(), os.pipe()
                 self.stdin, self.stdout = os.fdopen(written, "w", 1), os.fdopen(read)
-                opened.callback(os.close, reads)
-                opened.callback(os.close, output)
+                for end in (source, output):
+                    opened.callback(os.close, end)
             else:
-                reads = opened.enter_context(Path(os.devnull).open()).fileno()
-            output = writable(output)
-            standard = [_Copied(one) for one in (reads, output, output if errors is None else writable(errors))]
+                source, output = descriptor(Path(os.devnull), "r"), descriptor(output)
+            three = (source, output, output if errors is None else descriptor(errors))
+            standard = [Connection(os.dup(one)) for one in three]
             arguments = (main, list(words), variables, folder or Path.cwd(), standard)
             self._process = _FORKS.Process(target=_become, args=arguments)
             self._process.start()
@@ -124,35 +126,20 @@ class Fork:
         self._process.kill()
 
 
-class _Copied:
-    """A descriptor of which the process gets a copy."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _copy, (reduction.DupFd(self._descriptor),)
-
-
-def _copy(duplicate: Any) -> int:
-    copy: int = duplicate.detach()
-    return copy
-
-
 def _become(
     main: Callable[[Sequence[str]], int | None],
     words: Sequence[str],
     environment: Mapping[str, str],
     folder: Path,
-    standard: Sequence[int],
+    standard: Sequence[Connection],
 ) -> None:
     gc.freeze()
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
     for number, copy in enumerate(standard):
-        os.dup2(copy, number)
-        os.close(copy)
+        os.dup2(copy.fileno(), number)
+        copy.close()
     sys.stdin, sys.orig_argv = os.fdopen(0, closefd=False), [sys.executable, *words]
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = added = [path for path in paths if path and path not in sys.path]

@@ -109,8 +109,7 @@ class Process:
     """A Python module that runs as a separate process; without ``output``, pipes are its standard files."""
 
     def __init__(self, words: Sequence[str], domain: int, lease: float, output: int | None = None) -> None:
-        errors = 2 if output is None else output
-        self.process = forks.Fork(forks.module, words, output, errors, environment(domain, lease))
+        self.process = forks.Fork(forks.module, words, output, output or 2, environment(domain, lease))
 
     @property
     def alive(self) -> bool:
