@@ -123,15 +123,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 ONE_BY_ONE = {
-    "nodes": tuple(f"node/test_{letter}" for letter in "pqrstuvwxyz"),
-    "servers": ("console", "serve", "test_security", *(f"node/test_{letter}" for letter in "abcdefghijklmno")),
+    "nodes": ("serve", "test_security", *(f"node/test_{letter}" for letter in "pqrstuvwxyz")),
+    "consoles": ("console", *(f"node/test_{letter}" for letter in "abcdefghijklmno")),
     "real time": ("tools/faults", "commission/test_commission", "graph", "replay", "ros"),
     "training": tuple(f"training/test_{name}" for name in ("six_commands", "bad_data", "trainer")),
     "lockstep": ("sim",),
 }
 """Tests that one worker runs one after another: three groups of running nodes and servers, which mostly wait,
 training in processes that share their imports, and simulations that wait for their node."""
-OWNERS = {"gw0": "nodes", "gw1": "servers", "gw2": "real time"}
+OWNERS = {"gw0": "nodes", "gw1": "consoles", "gw2": "real time"}
 """Workers that run one group only, and import no more; the others run the rest."""
 APART = ("engine/test_kernels.py", "policies/openvla/test_demo_checkpoint.py")
 """Files whose tests take minutes and share nothing: each may run on another worker."""
