@@ -61,11 +61,11 @@ lint: $(VENV)/.test
 types: $(VENV)/.test
 	nice $(BIN)/mypy
 
-# Four workers with one thread each, for two cores: two workers run nodes and mostly wait (test/conftest.py). RETRY=1
+# Five workers with one thread each, for two cores: three run nodes and mostly wait (test/conftest.py). RETRY=1
 # runs failed tests once more, alone. The tests start some hundred processes, which share their bytecode.
 unit: export PYTHONDONTWRITEBYTECODE =
 unit: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 $(ARGS) || { [ -n "$(RETRY)" ] && echo "once more, what failed:" && \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 5 $(ARGS) || { [ -n "$(RETRY)" ] && echo "once more, what failed:" && \
 	  $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none; }
 
 bench: $(VENV)/.test

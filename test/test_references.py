@@ -41,15 +41,21 @@ def is_docstring(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
+@cache
+def parsed(path: Path) -> tuple[ast.Module, list[ast.Expr], list[tuple[int, str, int]]]:
+    """The tree of a file, its docstrings, and the type, text and line of what is no mark of its tokens."""
+    source = path.read_text(encoding="utf-8")
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    kept = [(one.type, one.string, one.start[0]) for one in tokens if one.type in _TEXTS | {tokenize.COMMENT}]
+    tree = ast.parse(source)
+    return tree, [node for node in ast.walk(tree) if isinstance(node, ast.Expr) and is_docstring(node)], kept
+
+
 def texts(path: Path) -> Iterator[str]:
     """The docstrings and comments of a file."""
-    source = path.read_text(encoding="utf-8")
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and is_docstring(node):
-            yield str(ast.literal_eval(node.value))
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.string
+    _, docstrings, tokens = parsed(path)
+    yield from (str(ast.literal_eval(node.value)) for node in docstrings)
+    yield from (text for kind, text, _ in tokens if kind == tokenize.COMMENT)
 
 
 @cache
@@ -57,14 +63,11 @@ def words() -> frozenset[str]:
     """Every word of the code that is not prose: identifiers, and words of strings such as options and keys."""
     found = set(dir(builtins))
     for path in files("src", "tools", "benchmarks", "fuzz"):
-        source = path.read_text(encoding="utf-8")
-        prose = set[int]()
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Expr) and is_docstring(node):
-                prose |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            if token.type in _TEXTS and token.start[0] not in prose:
-                found |= set(WORD.findall(token.string))
+        _, docstrings, tokens = parsed(path)
+        prose = {line for one in docstrings for line in range(one.lineno, (one.end_lineno or one.lineno) + 1)}
+        for kind, text, line in tokens:
+            if kind in _TEXTS and line not in prose:
+                found |= set(WORD.findall(text))
         found |= set(path.relative_to(ROOT).with_suffix("").parts)
     return frozenset(found)
 
@@ -79,7 +82,7 @@ def defined() -> frozenset[str]:
     found = set[str]()
     for path in files("src"):
         module = module_of(path)
-        found |= {module, *(f"{module}.{name}" for name in members(ast.parse(path.read_text(encoding="utf-8"))))}
+        found |= {module, *(f"{module}.{name}" for name in members(parsed(path)[0]))}
     return frozenset(found)
 
 

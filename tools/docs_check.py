@@ -11,6 +11,7 @@ once it is ready; ``vla-ros serve`` serves the rest of its block. Each command m
 import argparse
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -25,6 +26,7 @@ from pathlib import Path
 
 import yaml
 
+from tools import forks
 from tools.robots.descriptions import ROBOTS, urdf
 from vla_ros_lab.eval.command import private_graph
 
@@ -62,6 +64,8 @@ STAND_INS = {
 }
 """What a page leaves to the reader, or what takes hours, and what stands in for it here."""
 PATIENCE = 600.0
+_OF_SHELL = r"[|&;<>$`*?~{}()\\\n]"
+"""What only a shell understands; a command without it is forked from a process that has imported its modules."""
 READY = {"run": "is ready", "serve": "serving"}
 
 
@@ -118,7 +122,7 @@ def run_block(block: Block) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
-        servers: list[subprocess.Popen[bytes]] = []
+        servers: list[forks.Fork] = []
         stack.callback(_end_all, servers)
         for command in block.runs:
             for text, stand_in in {**STAND_INS, "8000": port}.items():
@@ -160,22 +164,16 @@ def _described(command: str, folder: Path) -> str:
     return command if "robot.tip_frame" in command else f"{command} -p robot.tip_frame:={robot.tip}"
 
 
-def _run(block: Block, command: str, environment: dict[str, str], servers: list[subprocess.Popen[bytes]]) -> None:
+def _run(block: Block, command: str, environment: dict[str, str], servers: list[forks.Fork]) -> None:
     verb = command.split()[1] if command.startswith("vla-ros ") else ""
     ready = "" if "--dry-run" in command else READY.get(verb, "")
     if verb == "serve":
         _end_all(servers)
     folder = Path(environment["HOME"])
     log = folder / f"{verb or 'output'}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            ["bash", "-euo", "pipefail", "-c", f"exec {command}" if ready else command],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+    plain = bool(verb) and not re.search(_OF_SHELL, command)
+    words = shlex.split(command)[1:] if plain else [f"exec {command}" if ready else command]
+    process = forks.Fork(forks.vla_ros if plain else forks.shell, words, log, None, environment, folder)
     servers.append(process)
     deadline = time.monotonic() + PATIENCE
     while ready and process.poll() is None and ready not in log.read_text(errors="replace"):
@@ -200,7 +198,7 @@ def _environment(folder: Path) -> dict[str, str]:
     return os.environ | private_graph({}) | {"PATH": path, "HOME": str(folder)}
 
 
-def _end_all(processes: list[subprocess.Popen[bytes]]) -> None:
+def _end_all(processes: list[forks.Fork]) -> None:
     for process in processes:
         process.send_signal(signal.SIGINT)
         try:

@@ -7,6 +7,7 @@ house imports neither of the others.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import NamedTuple
 
@@ -50,6 +51,7 @@ class House:
     examine: Callable[[], Iterable[Finding]]  # imports no library and opens no socket
 
 
+@cache
 def houses() -> tuple[House, ...]:
     """Return every house, the robot's first; one that cannot be imported has no commands, and says why."""
     points = sorted(entry_points(group=_GROUP) or _OWN, key=lambda point: (point.name != "robot", point.name))

@@ -11,9 +11,9 @@ FUZZ = Path(__file__).parents[2] / "fuzz" / "commands.py"
 
 @pytest.mark.timeout(300)
 def test_commands_accept_or_refuse_damaged_files() -> None:
-    command = [sys.executable, str(FUZZ), "openvla", "bag", "urdf", "robot", "--count", "24", "--seed", "4"]
+    command = [sys.executable, str(FUZZ), "openvla", "bag", "urdf", "robot", "--count", "16", "--seed", "4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     accepted, refused = (int(done.stdout.split(word)[0].split()[-1]) for word in (" accepted", " refused"))
-    assert accepted + refused == 24
-    assert refused > 6  # the damage reaches the readers
+    assert accepted + refused == 16
+    assert refused > 4  # the damage reaches the readers

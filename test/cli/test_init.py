@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from test.command import vla_ros
+from tools import forks
 from tools.robots import descriptions as robots
 from vla_ros.cli.init import find_arms
 from vla_ros.config import Config, load
@@ -128,9 +127,11 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     arm = Path(__file__).parents[1] / "commission" / "arm.py"
     faults = {"joints": [f"joint_{n}" for n in range(1, 8)], "home": [0.0, 0.44, 0.0, 1.83, 0.0, 0.87, 0.0]}
     faults |= json.loads(os.environ.get("FAULTS_OF_INIT", "{}"))
-    process = subprocess.Popen([sys.executable, str(arm), json.dumps(faults)], stdout=subprocess.PIPE)
+    process = forks.Fork(forks.script, [str(arm), json.dumps(faults)], None, 2)
+    assert process.stdin is not None
     assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
+    process.stdin.close()
+    assert process.stdout.readline() == "ready\n"
     yield
     process.send_signal(signal.SIGINT)
     process.wait(20)

@@ -56,6 +56,9 @@ def test_a_ball_moves_freely_inside_and_no_motion_that_touches_passes(tmp_path: 
     while passed < 40 or held < 20:
         start = rng.uniform(-1, 1, 3) * extent
         end = start + rng.normal(0, 0.06, 3)
+        first = gaps(start[None], triangles)[0] - BALL
+        if passed >= 40 and first > MARGINS.hold + np.linalg.norm(end - start):
+            continue  # too far from everything to be held
         exact = gaps(start + np.linspace(0, 1, 60)[:, None] * (end - start), triangles) - BALL
         if exact[0] < MARGINS.hold + 0.001 or MARGINS.hold <= exact.min() < MARGINS.hold + 0.002:
             continue

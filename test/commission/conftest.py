@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).parent))  # test modules are imported by path
 
 from arm import TICK, Arm, Faults
 
+from tools import forks
 from vla_ros.control.clock import SimulatedClock
 from vla_ros.control.command import Command
 from vla_ros.kinematics.solver import Kinematics
@@ -185,7 +186,7 @@ def commission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
     """Run the command against an arm with faults; ``answer`` gets its questions, ``act`` its output."""
     monkeypatch.setenv("ROS_DOMAIN_ID", str(free_domain()))
     monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
-    processes: list[subprocess.Popen[Any]] = []
+    processes: list[Any] = []
 
     def run(
         faults: dict[str, Any],
@@ -194,12 +195,12 @@ def commission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
         act: Callable[[int, subprocess.Popen[Any], str], None] = lambda terminal, process, text: None,
     ) -> Commissioned:
         here = Path(__file__).parent
-        driver = subprocess.Popen(
-            [sys.executable, str(here / "arm.py"), json.dumps(faults)], stdout=subprocess.PIPE
-        )
+        driver = forks.Fork(forks.script, [str(here / "arm.py"), json.dumps(faults)], None, 2)
         processes.append(driver)
         assert driver.stdout is not None
-        assert driver.stdout.readline() == b"ready\n"
+        assert driver.stdin is not None
+        driver.stdin.close()
+        assert driver.stdout.readline() == "ready\n"
         for old in ("out.yaml", "page.html", "found.json"):
             (tmp_path / old).unlink(missing_ok=True)
         config = configure(tmp_path, faults)

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tools.forks import Fork, script
+
 HERE = Path(__file__).parent
 CDR = HERE.parent / "data" / "cdr" / "cdr.json"
 PATIENCE = 20.0
@@ -39,14 +41,16 @@ def dds_missing() -> str:
     return f"{' and '.join(missing)} not installed (extra 'dds')" if missing else ""
 
 
+def piped(command: list[str], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env={**os.environ, **(env or {})}, **pipes)
+
+
 class Process:
     """A child that answers JSON lines, with bounded waiting."""
 
-    def __init__(self, command: list[str], env: dict[str, str] | None = None) -> None:
-        environment = {**os.environ, **(env or {})}
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+    def __init__(self, process: subprocess.Popen[str] | Fork) -> None:
+        self.process = process
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -139,7 +143,8 @@ def start_peer(backend: str) -> Iterator[Callable[..., Process]]:
     with ExitStack() as started:
 
         def make(*args: str) -> Process:
-            peer = started.enter_context(closing(Process([sys.executable, str(HERE / "peer.py"), backend, *args])))
+            process = Fork(script, [str(HERE / "peer.py"), backend, *args], None, 2)
+            peer = started.enter_context(closing(Process(process)))
             assert peer.answer(60.0) == "ready"
             return peer
 
@@ -158,7 +163,7 @@ def plain(domain: int) -> Iterator[Callable[..., Process]]:
         pytest.skip(dds_missing())
     command = [sys.executable, str(HERE / "plain_cyclone.py"), str(domain)]
     with ExitStack() as started:
-        yield lambda *args: started.enter_context(closing(Process([*command, *args])))
+        yield lambda *args: started.enter_context(closing(Process(piped([*command, *args]))))
 
 
 @pytest.fixture

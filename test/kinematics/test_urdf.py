@@ -167,7 +167,7 @@ def long(shape: Sequence[tuple[int, int]], count: int, kind: str) -> str:
     return robot(links, *(joint(f"j{child}", f"l{parent}", f"l{child}", kind) for parent, child in shape))
 
 
-@pytest.mark.parametrize("count", [2_500, 30_000])
+@pytest.mark.parametrize("count", [2_500, 10_000])
 @pytest.mark.parametrize("shape", ["chain", "star", "cycle"])
 @pytest.mark.parametrize("kind", ["revolute", "fixed"])
 def test_a_robot_of_thousands_of_links_is_refused_at_once(read, count: int, shape: str, kind: str) -> None:

@@ -1,3 +1,4 @@
+import re
 import signal
 import sys
 import time
@@ -42,8 +43,13 @@ def test_no_signal_ends_a_node_that_starts_and_a_disarm_meanwhile_counts(robot, 
     command = (str(Path(sys.executable).with_name("vla-ros")), "run")
     words = ("-p", "policy.name:=wiggle", "-p", "policy.instruction:=go on", "-p", "control.armed:=true")
     node = start(*words, script=command)
-    assert wait_until(lambda: b"vla-ros" in Path(f"/proc/{node.process.pid}/cmdline").read_bytes())
-    time.sleep(0.3)  # Python itself
+    status = Path(f"/proc/{node.process.pid}/status")  # until Python itself has started, a signal ends it
+
+    def handles() -> bool:
+        masks = re.findall(r"Sig(?:Blk|Ign|Cgt):\s(\w+)", status.read_text())
+        return any(int(mask, 16) >> signal.SIGUSR1 - 1 & 1 for mask in masks)
+
+    assert wait_until(handles)
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         node.signal(number)
         time.sleep(0.1)

@@ -77,7 +77,8 @@ def start_ros(rmw: str) -> Iterator[Callable[..., Any]]:
     started = []
 
     def make(**env: str) -> Any:
-        process = helpers.Process([sys.executable, str(PEER), "rclpy"], {"RMW_IMPLEMENTATION": rmw, **env})
+        command = [sys.executable, str(PEER), "rclpy"]
+        process = helpers.Process(helpers.piped(command, {"RMW_IMPLEMENTATION": rmw, **env}))
         started.append(process)
         assert process.answer(60.0) == "ready"
         return process

@@ -86,7 +86,8 @@ OPTIONS = {
 
 
 def policy_of(folder, *options):
-    return create(load([], [f"policy.checkpoint:={folder}", "policy.device:=cpu", *options]))
+    given = [f"policy.checkpoint:={folder}", "policy.device:=cpu", "policy.self_test:=false", *options]
+    return create(load([], given))
 
 
 def opened(family="smolvla", adapter="lora", **options):

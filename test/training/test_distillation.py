@@ -92,7 +92,7 @@ def test_the_engine_takes_the_steps_that_were_trained(tmp_path, family, steps):
     options, _, out, found = written(tmp_path, family, steps)
     samples = ArmSamples(found.spec)
     sample = samples[5]
-    policy = policy_of(out, *options, "policy.self_test:=false")
+    policy = policy_of(out, *options)
     policy.load()
     model = policy.loaded.engine.model
     noise = np.random.default_rng(4).standard_normal((model.horizon, model.action_dim)).astype(np.float32)
@@ -123,7 +123,7 @@ def test_untrained_it_is_its_teacher_and_the_way_back_is_exact(tmp_path, family)
     seen = replace(ArmSamples(found.spec)[5].observation, noise=noise)
     chunks = []
     for folder, more in ((teacher, ("policy.flow_steps:=2",)), (out, ())):
-        policy = policy_of(folder, *options, *more, "policy.self_test:=false")
+        policy = policy_of(folder, *options, *more)
         policy.load()
         chunks.append(policy.infer(policy.start_session(), seen).actions)
         policy.close()

@@ -21,7 +21,7 @@ def asked(policy, observation):
 @pytest.mark.parametrize("family", OPTIONS)
 def test_inputs_are_those_of_inference(family):
     folder, settings = OPTIONS[family]
-    policy = policy_of(folder, *settings, "policy.self_test:=false")
+    policy = policy_of(folder, *settings)
     policy.load()
     samples = ArmSamples(policy.spec)
     own = {"state_dropout": 0.0} if family == "groot" else {}
@@ -53,7 +53,7 @@ def test_inputs_are_those_of_inference(family):
 def test_actions_return(family):
     """The actions that a network should predict become the recorded ones again where they run on the robot."""
     folder, settings = OPTIONS[family]
-    policy = policy_of(folder, *settings, "policy.self_test:=false")
+    policy = policy_of(folder, *settings)
     policy.load()
     samples = ArmSamples(policy.spec)
     inputs = policy.trainable(policy._placement()).inputs

@@ -193,7 +193,7 @@ def job(lengths=(6, 5, 7, 6, 5, 6, 7)):
     folder, settings = OPTIONS["pi05"]
 
     def reload(other):
-        return policy_of(other, *settings, "policy.self_test:=false")
+        return policy_of(other, *settings)
 
     config = load(DEMO_PI, [f"policy.checkpoint:={folder}"])
     return FineTuning(

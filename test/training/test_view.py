@@ -204,7 +204,7 @@ def test_the_published_schedule():
 def test_quantised_weights_are_those_of_the_merged_checkpoint(tmp_path):
     folder, settings = OPTIONS["openvla"]
     file, tensors = written(tmp_path, "openvla", "view")
-    words = (*settings, "policy.quantization:=int8", "policy.self_test:=false")
+    words = (*settings, "policy.quantization:=int8")
     merged = chunk_of(policy_of(folder, *words, f"policy.view:={file}"))
     hand = chunk_of(policy_of(by_hand(folder, tmp_path / "hand", tensors), *words))
     np.testing.assert_allclose(merged, hand, atol=0.05)

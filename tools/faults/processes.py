@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
 
+from tools import forks
 from tools.faults.records import Record
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.launcher import wait_for_end
@@ -28,6 +28,8 @@ _OURS = ("ROS_", "CYCLONEDDS_", "FASTRTPS_", "FASTDDS_")
 _OF_ROS = ("ROS_DISTRO", "ROS_VERSION", "ROS_PYTHON_VERSION")
 _FREEZER = {"FREEZE": "FROZEN", "THAW": "THAWED"}
 _LEASE = "<LeaseDuration>{} s</LeaseDuration>"
+
+forks.preload("tools.faults.node", "tools.faults.driver", "tools.faults.server")
 
 
 def environment(domain: int, lease: float = 0.0) -> dict[str, str]:
@@ -104,11 +106,10 @@ def reserved(domains: SimpleQueue[int]) -> Iterator[int]:
 
 
 class Process:
-    """A Python module that runs as a separate process."""
+    """A Python module that runs as a separate process; without ``output``, pipes are its standard files."""
 
-    def __init__(self, words: Sequence[str], domain: int, lease: float, **pipes: Any) -> None:
-        command = [sys.executable, "-m", *words]
-        self.process: subprocess.Popen[Any] = subprocess.Popen(command, env=environment(domain, lease), **pipes)
+    def __init__(self, words: Sequence[str], domain: int, lease: float, output: int | None = None) -> None:
+        self.process = forks.Fork(forks.module, words, output, output or 2, environment(domain, lease))
 
     @property
     def alive(self) -> bool:
@@ -198,7 +199,7 @@ class NodeProcess(Process):
         first = [str(self._file)] if self.module != NodeProcess.module else []
         given = [word for name, value in options.items() for word in ("-p", f"{name}:={value}")]
         command = [self.module, *first, *given, *words]
-        super().__init__(command, domain, lease, stdout=self._pipe.end, stderr=subprocess.STDOUT)
+        super().__init__(command, domain, lease, self._pipe.end)
 
     def signal(self, name: str) -> None:
         """Send a signal, or let the log stall (``LOG_STALLS``) and flow again (``LOG_FLOWS``).
@@ -303,8 +304,7 @@ class ServerProcess(Process):
                         pipe.close()
 
     def _start(self, words: Sequence[str]) -> None:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
-        super().__init__(["tools.faults.server", str(self.port), *self._words, *words], self._domain, 0.0, **pipes)
+        super().__init__(["tools.faults.server", str(self.port), *self._words, *words], self._domain, 0.0)
         self._heard("ready")
 
     def _heard(self, expected: str) -> None:
@@ -320,15 +320,7 @@ class RobotProcess(Process):
     def __init__(
         self, domain: int, words: Sequence[str], take: Callable[[Record], None], lease: float = 0.0
     ) -> None:
-        super().__init__(
-            ["tools.faults.driver", *words],
-            domain,
-            lease,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
+        super().__init__(["tools.faults.driver", *words], domain, lease)
         self._take = take
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -51,7 +51,8 @@ class Victim:
     traced: bool = False
 
 
-_NODE, _RECORDER, _SERVER = "tools.faults.node", "vla_ros.cli record", "tools.faults.server"
+# With a space, as no quoted name of a module that the fork server imports has.
+_NODE, _RECORDER, _SERVER = " tools.faults.node", "vla_ros.cli record", " tools.faults.server"
 _RECORDED = {"record.what": "all"}
 _REMOTE = {"policy.name": "remote"}
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tools import forks
 from tools.train.controls import Control, summarize
 from tools.train.recipe import DATASET
 from vla_ros.errors import VlaRosError
@@ -59,8 +60,8 @@ def evaluate(
     for control in controls:
         file = folder / f"{control.name}.json"
         words = (*words_of(control, checkpoint, seeds, device), "--shards", str(count), "--json", str(file))
-        done = subprocess.run([sys.executable, "-m", "vla_ros.cli", *words, "--resume"], check=False)
-        if done.returncode or read_json(file)["errors"]:
+        status = forks.Fork(forks.vla_ros, (*words, "--resume"), 1, 2).wait()
+        if status or read_json(file)["errors"]:
             raise VlaRosError(f"{file}: was not measured; see above, and run it again")
         rows.append({**summarize(control, read_json(file)["tasks"][0]["episodes"]), "machine": machine(device)})
         (folder / ROWS).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -6,6 +6,7 @@ returns the policy. The callable may have two attributes: ``Options``, a datacla
 a checkpoint (:meth:`vla_ros.policies.base.Policy.claims`).
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -20,7 +21,7 @@ _GROUP = "vla_ros.policies"
 
 
 def available() -> tuple[str, ...]:
-    return tuple(sorted({point.name for point in entry_points(group=_GROUP)}))
+    return tuple(sorted(_points(*sys.path)))
 
 
 def make_policy(name: str, config: Any) -> Any:
@@ -86,10 +87,15 @@ def refined(name: str, folder: Path) -> str:
     return str(refine(folder)) if refine else name
 
 
+@cache
+def _points(*path: str) -> Mapping[str, EntryPoint]:
+    """Return the entry points by their names; the search reads a file of every package on ``path``."""
+    return {point.name: point for point in reversed(list(entry_points(group=_GROUP)))}
+
+
 def _find(name: str) -> EntryPoint:
-    for point in entry_points(group=_GROUP):
-        if point.name == name:
-            return point
+    if point := _points(*sys.path).get(name):
+        return point
     hint = did_you_mean(name, (AUTO, *available()))
     raise ConfigError(f"policy.name: found '{name}', expected auto or one of {', '.join(available())}{hint}")
 

@@ -67,7 +67,7 @@ def model(checkpoint):
     return model.to(device)
 
 
-@pytest.mark.parametrize("number", ["00", "03", "04", "09"])
+@pytest.mark.parametrize("number", ["00", "03", "09"])
 @torch.inference_mode()
 def test_the_published_codes_tokens_and_actions(model, cases, number):
     case = cases[number]
@@ -99,8 +99,8 @@ def test_two_processes_decode_the_published_codes_tokens(checkpoint, cases):
     options |= {"device": "cpu", "gpus": 2, "engine": "graph", "checkpoint": str(checkpoint)}
     policy = OpenVLAPolicy(Config(OpenVLAOptions(**options), timeouts=TimeoutsConfig(inference=60.0)))
     policy.load()
-    case = cases["03"]
-    image = Image.open(FOLDER / "03.png").resize((224, 224), Image.Resampling.BICUBIC)
+    case = cases["04"]
+    image = Image.open(FOLDER / "04.png").resize((224, 224), Image.Resampling.BICUBIC)
     ids = np.array(close_prompt(case["input_ids"], read_architecture(FOLDER).empty_token))
     [found] = policy.loaded.engine.answer([EngineRequest(np.array(image), ids)])
     policy.close()
