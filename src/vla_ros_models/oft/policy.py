@@ -14,8 +14,11 @@ from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.base import Progress
 from vla_ros.policies.published import loop_of
-from vla_ros.types import ActionChunk, Observation
+from vla_ros.types import ActionChunk, Float32Array, Observation
+from vla_ros.vision.points import camera_positions
+from vla_ros_models.checkpoint_files import read_fields
 from vla_ros_models.engine.weights import DecoderWeights
+from vla_ros_models.geometry import GEOMETRY, read_geometry
 from vla_ros_models.network_policy import SELF_TEST_INSTRUCTION, Asked, Images, Placement, two_images
 from vla_ros_models.oft import OFTOptions, choose_variant
 from vla_ros_models.oft.inference import (
@@ -105,7 +108,9 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
                 f"policy.images: the checkpoint takes {options.images} images, found camera.keys {list(keys)}; "
                 "add the missing cameras, in the order used in training"
             )
-        architecture = read_architecture(self._base)
+        architecture = read_architecture(self._base, {"of the geometric tokens": GEOMETRY})
+        numbers = list(map(str, range(len(keys))))
+        geometry, pairs = read_geometry(read_fields(self._base / "config.json"), numbers)
         self._bounds = variant.bounds
         statistics = choose(self._statistics(), options.unnorm_key)
         dimension = statistics.dimension
@@ -116,6 +121,7 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
             )
         weights = read_weights(folder, options.base, towers=towers)
         layout = layout_of(weights, architecture, folder, len(keys), variant.chunk, dimension)
+        layout = replace(layout, geometry=geometry)
         state = choose(self._statistics("proprio"), statistics.key) if layout.state else None
         if state is not None and state.dimension != layout.state:
             raise CheckpointError(
@@ -134,6 +140,7 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
             rate_hz=loop.rate_hz,
             execute_steps=loop.execute_steps,
             noise=(layout.chunk, layout.action) if layout.head == "diffusion" else (),
+            points=tuple((keys[int(number)], points) for number, points in pairs.items()),
         )
         return Description(architecture, layout, weights, statistics, state, spec)
 
@@ -181,7 +188,8 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
         loaded = LoadedNetwork(model, prompt, bins, found.statistics, None)
         keys = self._keys[: found.layout.images]
         stored, state = found.weights.manifest, found.state
-        trainable = make_trainable(loaded, found.spec, keys, stored, "oft", recompute_layers, state)
+        area = self._options.crop_area
+        trainable = make_trainable(loaded, found.spec, keys, stored, "oft", recompute_layers, state, area)
         return replace(trainable, layout=found.layout.head, produce=produce)
 
     def _make_engine(
@@ -222,7 +230,11 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
         if layout.head == "diffusion":
             drawn = session.random.standard_normal((layout.chunk, layout.action))
             noise = drawn if observation.noise is None else observation.noise
-        return ChunkRequest(list(images.values()), tokens, state, noise)
+        positions: Float32Array | None = None
+        if self.spec.points:
+            sizes = loaded.model.architecture.image_size, loaded.model.architecture.patches, self._options.crop_area
+            positions = camera_positions(observation.points, self.spec.points, list(images), *sizes)
+        return ChunkRequest(list(images.values()), tokens, state, noise, positions)
 
     def _answer(self, asked: Sequence[Asked[OFTSession, ChunkRequest]]) -> Iterator[ActionChunk]:
         chunks = self.loaded.engine.answer_all([one.request for one in asked])

@@ -140,12 +140,7 @@ def read_checkpoint(
             )
         periods = config.number("min_period", 0.004), config.number("max_period", 4.0)
         processing, tokenizer = read_processing(folder, config, architecture)
-        geometry, pairs = read_geometry(config)
-        if unknown := set(pairs) - set(processing.images):
-            raise CheckpointError(
-                f"{config.where}: geometry: found points of {min(unknown)}, expected images of the policy: "
-                f"{', '.join(processing.images)}"
-            )
+        geometry, pairs = read_geometry(config, processing.images)
         found = PiCheckpoint(
             **lerobot_fields(config, "num_inference_steps", horizon, processing),
             folder=folder,
