@@ -153,9 +153,11 @@ class Study:
         self._given = given
         self._folder: Path = given.folder
         self._commands = Commands(given.seconds)
-        self._devices: queue.Queue[int] = queue.Queue()
-        for index in range(max(given.gpus, 1)):
-            self._devices.put(index)
+        every = ",".join(map(str, range(max(given.gpus, 1))))
+        self._gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or every).split(",")[: max(given.gpus, 1)]
+        self._devices: queue.Queue[str] = queue.Queue()
+        for one in self._gpus:
+            self._devices.put(one)
         self.nets = [
             Net(kind, shift, seed) for seed in range(given.seeds) for shift in given.shifts for kind in given.kinds
         ]
@@ -187,7 +189,7 @@ class Study:
         how += (*(("--geometry",) if net.kind == TOKENS else ()), *(("--compile",) if given.compile else ()))
         device = self._devices.get()
         try:
-            threads = {"OMP_NUM_THREADS": str(given.threads), "CUDA_VISIBLE_DEVICES": str(device)}
+            threads = {"OMP_NUM_THREADS": str(given.threads), "CUDA_VISIBLE_DEVICES": device}
             log = self._log(net.name)
             self._commands.run(log, "tools.train", "fit-flow", self._folder / "data", run, *how, **threads)
             self._commands.run(log, "tools.train", "export-flow", run, output, **threads)
@@ -213,7 +215,7 @@ class Study:
         if not is_trained(output):
             options = f"{ADAPTING} --steps {given.adapter_steps} --batch 32 --workers {given.shards - 1}"
             rate = given.adapter_rates[VIEWS.index(one.adapter)]
-            threads = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": str(index % max(given.gpus, 1))}
+            threads = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": self._gpus[index % len(self._gpus)]}
             words = training(one.adapter, checkpoint, [bags], output, rate, options)
             self._commands.run(self._log(output.name), *words, **threads)
         return output / VIEW_FILE
