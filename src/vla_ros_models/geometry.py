@@ -26,10 +26,10 @@ MOST_IMAGES = 3
 _PROJECTOR = re.compile(r".*multi_modal_projector\.linear\.bias|projector\.fc[23]\.bias")
 
 
-def read_geometry(config: Fields, images: Collection[str]) -> tuple[GeometryShape | None, dict[str, str]]:
+def read_geometry(config: Fields) -> tuple[GeometryShape | None, dict[str, str]]:
     """Read the entry of ``config.json``; return the sizes, and each image's name with the key of its points.
 
-    Returns None and {} without the entry. Raises CheckpointError for points of others than the policy's ``images``.
+    Returns None and {} without the entry.
     """
     if not config.get(GEOMETRY):
         return None, {}
@@ -40,11 +40,6 @@ def read_geometry(config: Fields, images: Collection[str]) -> tuple[GeometryShap
             f"{found.where}: points: found {pairs!r}, expected the name of an image with the key of its points, "
             'such as {"observation.images.image": "points"}'
         )
-    if unknown := set(pairs) - set(images):
-        raise CheckpointError(
-            f"{config.where}: {GEOMETRY}: found points of {min(unknown)}, expected images of the policy: "
-            f"{', '.join(images)}"
-        )
     sizes = GeometryShape(
         found.whole("bands", usual.bands),
         found.number("longest", usual.longest),
@@ -52,6 +47,15 @@ def read_geometry(config: Fields, images: Collection[str]) -> tuple[GeometryShap
     )
     found.finish()
     return sizes, pairs
+
+
+def require_images(pairs: Collection[str], images: Collection[str], source: object) -> None:
+    """Raise CheckpointError, which begins with ``source``, for points of others than the policy's ``images``."""
+    if unknown := set(pairs) - set(images):
+        raise CheckpointError(
+            f"{source}: {GEOMETRY}: found points of {min(unknown)}, expected images of the policy: "
+            f"{', '.join(images)}"
+        )
 
 
 class GeometryTokens(nn.Module):

@@ -18,7 +18,7 @@ from vla_ros.types import ActionChunk, Float32Array, Observation
 from vla_ros.vision.points import camera_positions
 from vla_ros_models.checkpoint_files import read_fields
 from vla_ros_models.engine.weights import DecoderWeights
-from vla_ros_models.geometry import GEOMETRY, read_geometry
+from vla_ros_models.geometry import GEOMETRY, read_geometry, require_images
 from vla_ros_models.network_policy import SELF_TEST_INSTRUCTION, Asked, Images, Placement, two_images
 from vla_ros_models.oft import OFTOptions, choose_variant
 from vla_ros_models.oft.inference import (
@@ -102,15 +102,16 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
         """Read the files; without ``towers``, the result has the spec, but cannot be loaded."""
         options, folder = self._options, self.folder
         variant = choose_variant(options, self._preset)
-        keys = self._keys[: options.images or None]
+        config = read_fields(self._base / "config.json")
+        geometry, pairs = read_geometry(config)
+        keys = tuple(key for key in self._keys if key not in pairs.values())[: options.images or None]
         if len(keys) < options.images:
             raise ConfigError(
                 f"policy.images: the checkpoint takes {options.images} images, found camera.keys {list(keys)}; "
                 "add the missing cameras, in the order used in training"
             )
         architecture = read_architecture(self._base, {"of the geometric tokens": GEOMETRY})
-        numbers = list(map(str, range(len(keys))))
-        geometry, pairs = read_geometry(read_fields(self._base / "config.json"), numbers)
+        require_images(pairs, [str(number) for number in range(len(keys))], config.where)
         self._bounds = variant.bounds
         statistics = choose(self._statistics(), options.unnorm_key)
         dimension = statistics.dimension
@@ -186,7 +187,7 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
         fill(model, produce, where.device, getattr(torch, where.dtype))
         bins = ActionBins(found.architecture.action_vocab_size, found.architecture.action_bins)
         loaded = LoadedNetwork(model, prompt, bins, found.statistics, None)
-        keys = self._keys[: found.layout.images]
+        keys = found.spec.image_keys
         stored, state = found.weights.manifest, found.state
         area = self._options.crop_area
         trainable = make_trainable(loaded, found.spec, keys, stored, "oft", recompute_layers, state, area)

@@ -12,16 +12,22 @@ from benchmarks.models.subject import random_weights
 from test.policies.pi.test_geometry import points_like
 from test.training.runs import CPU, OPTIONS, ArmSamples, opened, policy_of, run
 from tools.checkpoints.tiny import tiny_architecture
-from vla_ros.config import CameraConfig, Config
+from vla_ros.config import CameraConfig, Config, build
+from vla_ros.contract.binding import bind, make_arms
+from vla_ros.control.inputs import Snapshot
 from vla_ros.errors import CheckpointError, ConfigError
-from vla_ros.types import Observation
+from vla_ros.node.observer import Observer
+from vla_ros.types import JointState, Observation, RawImage
+from vla_ros.vision.messages import encode_image, encode_points
 from vla_ros.vision.points import camera_positions, patch_positions
+from vla_ros.vision.preprocess import process
 from vla_ros_lab.training.export import export
 from vla_ros_models.convert import convert
 from vla_ros_models.engine.ops import Ops
 from vla_ros_models.engine.shapes import GeometryShape
 from vla_ros_models.oft.inference import ChunkRequest, make_chunk_engine
 from vla_ros_models.oft.network import Layout, OFTModel
+from vla_ros_models.oft.policy import OFTPolicy
 from vla_ros_models.oft.processing import OFTResize
 from vla_ros_models.openvla import OpenVLAOptions
 from vla_ros_models.openvla.loading import fill_quantized
@@ -193,6 +199,41 @@ def test_quantised_weights_have_the_same_tokens():
     one, other = (engine.answer(each).normalized for each in asked)
     assert np.isfinite(one).all()
     assert np.abs(one - other).max() > 1e-3
+
+
+def test_cameras_with_points_are_no_images(folders):
+    """A node's messages of two cameras and their points, in any order, become the request."""
+    keys = ("p1", "camera_0", "p0", "camera_1")
+    values = {
+        "policy.name": "oft", "policy.checkpoint": str(folders("libero_l1")[1]), "policy.device": "cpu",
+        "policy.self_test": False, "policy.chunk": 8, "camera.keys": list(keys),
+        "camera.topics": [f"/{key}/image" for key in keys], "robot.urdf": "demo", "robot.base_frame": "base_link",
+        "robot.gripper_joint_names": ["finger_left", "finger_right"], "control.delta_form": "motion",
+        "features.state": ["state = arm.tip_position + arm.tip_rotation[rotation_vector] + arm.fingers"],
+    }  # fmt: skip
+    config = build(values)
+    policy = OFTPolicy(config)
+    policy.load()
+    assert policy.spec.image_keys == ("camera_0", "camera_1")
+    binding = bind(policy.spec, config, make_arms(config))
+    points = {key: points_like((256, 256), seed) for seed, key in enumerate(("p0", "p1"))}
+    random = np.random.default_rng(4)
+    images = {key: random.integers(0, 256, (256, 256, 3), np.uint8) for key in ("camera_0", "camera_1")}
+    messages = [
+        encode_points(points[key], 5, "base_link") if key in points else encode_image(images[key], 5, key)
+        for key in keys
+    ]
+    names = (*(f"joint_{joint}" for joint in range(1, 8)), "finger_left", "finger_right")
+    joints = Snapshot(JointState(names, np.zeros(9), 5), instruction="pick up the cube")
+    seen = Observer(binding).observe(messages, joints)
+    asked = policy._request(policy.start_session(), seen, policy._images(seen))
+    for number, key in enumerate(points):
+        np.testing.assert_array_equal(asked.positions[number], patch_positions(points[key], 224, 14, 0.9))
+    shown = [policy.spec.images[0].processor(images[key]) for key in images]
+    np.testing.assert_array_equal(
+        [process(one) if isinstance(one, RawImage) else one for one in asked.images], shown
+    )
+    assert policy.trainable(CPU).inputs.keys == ("camera_0", "camera_1")
 
 
 def changed(folder, target, change):
