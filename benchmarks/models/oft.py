@@ -15,6 +15,7 @@ from vla_ros.types import RawImage
 from vla_ros.vision.decode import decode_image
 from vla_ros.vision.preprocess import process
 from vla_ros_lab.bench.times import Stopwatch, collect, make_messages, percentiles, row
+from vla_ros_models.engine.shapes import GeometryShape
 from vla_ros_models.oft.inference import Chunk, ChunkInference, ChunkRequest, make_chunk_engine, plain_inference
 from vla_ros_models.oft.network import Layout, OFTModel
 from vla_ros_models.oft.processing import OFTResize
@@ -24,6 +25,7 @@ from vla_ros_models.weights import empty, fill
 
 MODELS = {
     "openvla-oft-7b": (OPENVLA_7B, Layout(2, 8, 7, 8, "l1", False), (256, 256), OFTResize()),
+    "openvla-oft-7b-points": (OPENVLA_7B, Layout(2, 8, 7, 8, "l1", False, GeometryShape()), (256, 256), OFTResize()),
     "openvla-oft-7b-aloha": (OPENVLA_7B, Layout(3, 25, 14, 14, "l1", True), (480, 640), OFTResize(camera_side=256)),
     "tiny-oft": (tiny_architecture(), Layout(2, 8, 7, 8, "l1", False), (256, 256), OFTResize()),
 }
