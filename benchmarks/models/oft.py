@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,12 @@ from vla_ros_models.openvla.loading import fill_quantized
 from vla_ros_models.openvla.processing import ActionStatistics
 from vla_ros_models.weights import empty, fill
 
+LIBERO = Layout(2, 8, 7, 8, "l1", False)
 MODELS = {
-    "openvla-oft-7b": (OPENVLA_7B, Layout(2, 8, 7, 8, "l1", False), (256, 256), OFTResize()),
-    "openvla-oft-7b-points": (OPENVLA_7B, Layout(2, 8, 7, 8, "l1", False, GeometryShape()), (256, 256), OFTResize()),
+    "openvla-oft-7b": (OPENVLA_7B, LIBERO, (256, 256), OFTResize()),
+    "openvla-oft-7b-points": (OPENVLA_7B, replace(LIBERO, geometry=GeometryShape()), (256, 256), OFTResize()),
     "openvla-oft-7b-aloha": (OPENVLA_7B, Layout(3, 25, 14, 14, "l1", True), (480, 640), OFTResize(camera_side=256)),
-    "tiny-oft": (tiny_architecture(), Layout(2, 8, 7, 8, "l1", False), (256, 256), OFTResize()),
+    "tiny-oft": (tiny_architecture(), LIBERO, (256, 256), OFTResize()),
 }
 """Name to architecture, variant, (height, width) of the cameras and image processor; weights are random."""
 
