@@ -5,7 +5,8 @@ python -m tools.geometry FOLDER --gpus 2 --processes 30 --seconds 430
 
 Trains small pi0.5 of one size on the same demonstrations, with and without tokens, and compares their success on
 the same held-out scenes: as trained, with targets outside the region of the demonstrations, and with the camera
-moved around the table. Policies with tokens also run with the depth of a stereo camera, and a wrong calibration.
+moved around the table. Policies with tokens also run with the depth of a stereo camera, and a wrong calibration;
+those without also with viewpoint adapters, trained on a few episodes with the moved camera.
 """
 
 import argparse
@@ -16,16 +17,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tools.flywheel.collect import JOURNAL
+from tools.moved_camera import DEMONSTRATIONS, RATES, WAYS, is_trained, recording, training
 from tools.train.data import POINTS_OPTIONS, size_options
 from vla_ros_lab.eval.intervals import paired, wilson
 from vla_ros_lab.eval.results import read_results
+from vla_ros_models.view import VIEW, VIEW_FILE, VIEW_LORA, VIEWS
 
 SHRINK = 0.06
 """Metres by which the region of the demonstrations' objects is smaller, so that the camera sees what is outside."""
@@ -56,6 +61,14 @@ CONDITIONS: Sequence[tuple[str, tuple[str, ...]]] = (
     *((f"{place}, {how}", (*PLACES[place], *words)) for place, how, words in DEPTHS),
 )
 PLAIN, TOKENS = "plain", "tokens"
+TURNS = (22.5, 10.0, 35.0)
+ADAPTERS = {VIEW: "FTM", VIEW_LORA: "FLA"}
+"""Viewpoint adapters by the names of their paper."""
+
+CHUNKS = "-p control.rate_hz:=20.0 -p policy.horizon:=16 -p control.execute_steps:=8"
+"""The expert moves as in the demonstrations of the policies: deciding at each step, it is slower than its plan."""
+
+ADAPTING = "--config demo --config demo_pi --base-dtype float32 --augment none"
 SCENES = 1_000_000
 """The first seed of an evaluation."""
 
@@ -84,6 +97,23 @@ class Net:
     @property
     def name(self) -> str:
         return f"{self.kind}-{self.shift}-{self.seed}"
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """A viewpoint adapter to train."""
+
+    net: Net
+    turn: float  # of the camera, degrees
+    way: str  # one of :data:`~.moved_camera.WAYS`
+    adapter: str  # one of :data:`ADAPTERS`
+
+    @property
+    def place(self) -> str:
+        return f"camera moved by {self.turn:g} degrees"
+
+    def label(self, count: int) -> str:
+        return f"{ADAPTERS[self.adapter]} of {count} {self.way}"
 
 
 class StopError(Exception):
@@ -123,25 +153,35 @@ class Study:
         self._given = given
         self._folder: Path = given.folder
         self._commands = Commands(given.seconds)
-        self._devices: queue.Queue[int] = queue.Queue()
-        for index in range(max(given.gpus, 1)):
-            self._devices.put(index)
+        every = ",".join(map(str, range(max(given.gpus, 1))))
+        self._gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or every).split(",")[: max(given.gpus, 1)]
+        self._devices: queue.Queue[str] = queue.Queue()
+        for one in self._gpus:
+            self._devices.put(one)
         self.nets = [
-            Net(kind, shift, seed)
-            for seed in range(given.seeds)
-            for shift in given.shifts
-            for kind in (PLAIN, TOKENS)
+            Net(kind, shift, seed) for seed in range(given.seeds) for shift in given.shifts for kind in given.kinds
         ]
+        self.adaptations = [
+            Adaptation(net, turn, way, adapter)
+            for way in given.ways
+            for turn in given.turns
+            for net in self.nets
+            if net.kind == PLAIN and given.adapted
+            for adapter in VIEWS
+        ]
+        self._recording = threading.Lock()
 
     def record(self) -> None:
+        if all(map(self._is_exported, self.nets)):
+            return
         given, small = self._given, SMALL_DATA if self._given.small else ""
         words = (*f"{DATA} {small}".split(), "--episodes", given.demonstrations, "--processes", given.processes)
         self._commands.run(self._log("data"), "tools.train", "data", self._folder / "data", *words)
 
     def train(self, net: Net) -> Path:
         """Return the folder of the checkpoint."""
-        given, run, output = self._given, self._folder / "runs" / net.name, self._folder / "checkpoints" / net.name
-        if (output / "README.md").exists():
+        given, run, output = self._given, self._folder / "runs" / net.name, self._checkpoint(net)
+        if self._is_exported(net):
             return output
         how: tuple[object, ...] = ("--steps", given.steps, "--batch", given.batch)
         how += ("--learning-rate", given.learning_rate, *(SMALL_NET.split() if given.small else ()))
@@ -149,13 +189,36 @@ class Study:
         how += (*(("--geometry",) if net.kind == TOKENS else ()), *(("--compile",) if given.compile else ()))
         device = self._devices.get()
         try:
-            threads = {"OMP_NUM_THREADS": str(given.threads), "CUDA_VISIBLE_DEVICES": str(device)}
+            threads = {"OMP_NUM_THREADS": str(given.threads), "CUDA_VISIBLE_DEVICES": device}
             log = self._log(net.name)
             self._commands.run(log, "tools.train", "fit-flow", self._folder / "data", run, *how, **threads)
             self._commands.run(log, "tools.train", "export-flow", run, output, **threads)
         finally:
             self._devices.put(device)
         return output
+
+    def adapt(self, index: int, one: Adaptation) -> Path:
+        """Return the file of an adapter; the same episodes train both kinds."""
+        given, checkpoint = self._given, self._checkpoint(one.net)
+        who = f"{one.turn:g}" if one.way == DEMONSTRATIONS else f"{one.net.name}-{one.turn:g}"
+        bags = self._folder / one.way / who
+        output = self._folder / "adapters" / f"{one.net.name}-{one.turn:g}-{one.way}-{one.adapter}"
+        place = f"--shrink {SHRINK} --camera-turn {one.turn} {CHUNKS if one.way == DEMONSTRATIONS else ''}"
+        if given.small:
+            place += " --objects 1 " + " ".join(f"-p {option}" for option in size_options(SIDE))
+        with self._recording:
+            if not (bags / JOURNAL).exists():
+                words = recording(one.way, checkpoint, bags, given.adapted, given.processes, place)
+                self._commands.run(
+                    self._log(f"{one.way}-{who}"), *words, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""
+                )
+        if not is_trained(output):
+            options = f"{ADAPTING} --steps {given.adapter_steps} --batch 32 --workers {given.shards - 1}"
+            rate = given.adapter_rates[VIEWS.index(one.adapter)]
+            threads = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": self._gpus[index % len(self._gpus)]}
+            words = training(one.adapter, checkpoint, [bags], output, rate, options)
+            self._commands.run(self._log(output.name), *words, **threads)
+        return output / VIEW_FILE
 
     def score(self, net: Net, name: str, words: Sequence[str]) -> None:
         """Score a policy in one condition."""
@@ -167,7 +230,7 @@ class Study:
         scenes = ("--seed", SCENES, "--episodes", given.episodes, "--max-steps", given.max_steps)
         table = ["-b", f"shrink={SHRINK}", *(("-b", "objects=1") if given.small else ())]
         how = ("--sync", "--resume", "--shards", given.shards, *table, "--json", file)
-        what = ("--policy", "pi", "--checkpoint", self._folder / "checkpoints" / net.name)
+        what = ("--policy", "pi", "--checkpoint", self._checkpoint(net))
         log, cpu = self._log(f"{file.stem}-eval"), {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         file.parent.mkdir(parents=True, exist_ok=True)
         self._commands.run(log, "vla_ros.cli", "eval", "table", *what, *scenes, *how, *words, *node, **cpu)
@@ -176,7 +239,7 @@ class Study:
         """Run all stages; return what failed."""
         self.record()
         given = self._given
-        jobs: queue.PriorityQueue[tuple[int, int, Net | None]] = queue.PriorityQueue()
+        jobs: queue.PriorityQueue[tuple[int, int, Callable[[], None] | None]] = queue.PriorityQueue()
         failed: list[str] = []
 
         def train(position: int) -> None:
@@ -185,12 +248,20 @@ class Study:
                 self.train(net)
                 most = min(given.conditions, len(CONDITIONS) if net.kind == TOKENS else len(PLACES))
                 for index in range(most):
-                    jobs.put((index, position, net))
+                    jobs.put((index, position, partial(self.score, net, *CONDITIONS[index])))
+
+        def adapt(position: int) -> None:
+            one = self.adaptations[position]
+            with self._noted(failed):
+                view = ("-p", f"policy.view:={self.adapt(position, one).resolve()}")
+                words = (*PLACES[one.place], *view)
+                name = f"{one.place}, {one.label(given.adapted)}"
+                jobs.put((len(CONDITIONS), position, partial(self.score, one.net, name, words)))
 
         def score() -> None:
-            while (job := jobs.get())[2] is not None:
+            while (job := jobs.get()[2]) is not None:
                 with self._noted(failed):
-                    self.score(job[2], *CONDITIONS[job[0]])
+                    job()
 
         workers = max(1, given.processes // given.shards)
         scorers = [threading.Thread(target=score) for _ in range(workers)]
@@ -199,9 +270,11 @@ class Study:
         try:
             with ThreadPoolExecutor(max(given.gpus, 1)) as trainers:
                 list(trainers.map(train, range(len(self.nets))))
+            with ThreadPoolExecutor(workers if given.gpus else 1) as trainers:
+                list(trainers.map(adapt, range(len(self.adaptations))))
         finally:
             for _ in scorers:
-                jobs.put((len(CONDITIONS), 0, None))
+                jobs.put((len(CONDITIONS) + 1, 0, None))
             for one in scorers:
                 one.join()
         return failed
@@ -218,22 +291,31 @@ class Study:
             failed.append(f"{error}\n{error.output}")
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return what has been measured: success of both kinds on the same scenes, and the difference."""
-        found = []
+        """Return what has been measured: success on the same scenes with and without something, the difference."""
+        found, count = [], self._given.adapted
         for shift in self._given.shifts:
             plain = {place: self._outcomes(PLAIN, shift, place) for place in PLACES}
             for place in PLACES:
-                names = {"": place} | {how: f"{place}, {how}" for one, how, _ in DEPTHS if one == place}
-                for how, name in names.items():
-                    tokens = self._outcomes(TOKENS, shift, name)
-                    found.append({"shift": shift, "place": place, "points": how, **_compared(plain[place], tokens)})
-        return found
+                names = {"tokens": (TOKENS, place)}
+                names |= {f"tokens, {how}": (TOKENS, f"{place}, {how}") for one, how, _ in DEPTHS if one == place}
+                labels = dict.fromkeys(one.label(count) for one in self.adaptations if one.place == place)
+                names |= {label: (PLAIN, f"{place}, {label}") for label in labels}
+                for what, (kind, name) in names.items():
+                    outcomes = _compared(plain[place], self._outcomes(kind, shift, name))
+                    found.append({"shift": shift, "place": place, "with": what, **outcomes})
+        return [row for row in found if row["pairs"]]
 
     def _outcomes(self, kind: str, shift: int, name: str) -> dict[tuple[int, int], bool]:
         nets = [net for net in self.nets if (net.kind, net.shift) == (kind, shift)]
         files = [(net.seed, self._file(net, name)) for net in nets]
         read = [(seed, read_results(file)) for seed, file in files if file.exists()]
         return {(seed, key[1]): won for seed, one in read for key, won in one.items() if won is not None}
+
+    def _checkpoint(self, net: Net) -> Path:
+        return self._folder / "checkpoints" / net.name
+
+    def _is_exported(self, net: Net) -> bool:
+        return (self._checkpoint(net) / "README.md").exists()
 
     def _file(self, net: Net, name: str) -> Path:
         return self._folder / "scores" / f"{net.name}-{name.replace(', ', '-').replace(' ', '_')}.json"
@@ -242,13 +324,11 @@ class Study:
         return self._folder / "logs" / f"{name}.log"
 
 
-def _compared(plain: Mapping[tuple[int, int], bool], tokens: Mapping[tuple[int, int], bool]) -> dict[str, Any]:
-    both = plain.keys() & tokens.keys()
-    lost, gained = (
-        sum(one[key] and not other[key] for key in both) for one, other in ((plain, tokens), (tokens, plain))
-    )
+def _compared(plain: Mapping[tuple[int, int], bool], other: Mapping[tuple[int, int], bool]) -> dict[str, Any]:
+    both = plain.keys() & other.keys()
+    lost, gained = (sum(a[key] and not b[key] for key in both) for a, b in ((plain, other), (other, plain)))
     found: dict[str, Any] = {}
-    for kind, one in ((PLAIN, plain), (TOKENS, tokens)):
+    for kind, one in ((PLAIN, plain), ("other", other)):
         found |= {kind: [sum(one.values()), len(one)], f"{kind}_interval": wilson(sum(one.values()), len(one))}
     difference = (gained - lost) / len(both) if both else None
     return found | {"pairs": len(both), "difference": difference, "interval": paired(lost, gained, len(both))}
@@ -257,12 +337,12 @@ def _compared(plain: Mapping[tuple[int, int], bool], tokens: Mapping[tuple[int, 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows as Markdown."""
     lines = [
-        "| shift | condition | points | plain | tokens | difference, points (95 %) | pairs |",
+        "| shift | condition | with | without it | with it | difference, points (95 %) | pairs |",
         "|---" * 7 + "|",
     ]
     for row in rows:
-        cells = [str(row["shift"]), str(row["place"]), str(row["points"]) or "exact"]
-        for kind in (PLAIN, TOKENS):
+        cells = [str(row["shift"]), str(row["place"]), str(row["with"])]
+        for kind in (PLAIN, "other"):
             (won, count), (low, high) = row[kind], row[f"{kind}_interval"]
             cells.append(f"{won} of {count} ({100 * low:.0f} to {100 * high:.0f} %)" if count else "")
         low, high = row["interval"]
@@ -298,6 +378,13 @@ def main() -> int:
     add("--gpus", type=int, default=0, metavar="N", help="trainings at a time, each on its own GPU if there are")
     add("--processes", type=int, default=max(1, cores - 2), metavar="N", help="processes of all evaluations")
     add("--shards", type=int, default=4, metavar="N", help="processes of one evaluation")
+    add("--kinds", nargs="+", default=[PLAIN, TOKENS], choices=(PLAIN, TOKENS), help="of policies")
+    add("--adapted", type=int, default=10, metavar="N", help="episodes of a viewpoint adapter; 0: no adapters")
+    add("--ways", nargs="+", default=list(WAYS), choices=WAYS, help="who shows these episodes")
+    add("--turns", type=float, nargs="+", default=list(TURNS), choices=TURNS, help="of the camera, degrees")
+    add("--adapter-steps", type=int, default=400, metavar="N", help="of an adapter's training, 32 frames each")
+    rates = [RATES[one] for one in VIEWS]
+    add("--adapter-rates", type=float, nargs=2, default=rates, metavar="R", help="learning rates of FTM and FLA")
     add("--seconds", type=float, default=1e9, metavar="S", help="end after this long; the next run goes on")
     given = parser.parse_args()
     study = Study(given)

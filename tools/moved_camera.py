@@ -12,8 +12,10 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from tools.flywheel.collect import EXPERT
 from vla_ros_lab.training.proof import as_json, paired_scores
 from vla_ros_models.view import VIEW_FILE, VIEWS
 
@@ -24,7 +26,9 @@ SCENES, CORRECTED = 1_000_000, 2_000_000
 
 RATES = {"view": 0.001, "view-lora": 0.0002}
 # The demo's checkpoint was trained on a gripper that closes at 0.7.
-TRAINING = "--config demo -p gripper.closed_value:=0.7 --no-recompute --hold-out 0"
+TRAINING = "--config demo -p gripper.closed_value:=0.7"
+DEMONSTRATIONS, CORRECTIONS = WAYS = ("demonstrations", "corrections")
+"""What shows the task with the moved camera: the expert, or a person who corrects the checkpoint."""
 
 
 def run(*words: object) -> None:
@@ -32,21 +36,40 @@ def run(*words: object) -> None:
     subprocess.run([sys.executable, "-m", *map(str, words)], check=True)
 
 
+def recording(
+    way: str, checkpoint: Path | str, bags: Path, count: int, processes: int, place: str
+) -> tuple[object, ...]:
+    """Return the command that records episodes in a :data:`WAYS`; ``place`` are options of ``vla-ros demo``."""
+    who = ("corrected", checkpoint) if way == CORRECTIONS else ("autonomous", EXPERT)
+    words = ("--episodes", count, "--seed", CORRECTED, "--processes", processes, f"--place={place}")
+    return "tools.flywheel.collect", *who, bags, *words
+
+
+def training(
+    adapter: str, checkpoint: Path | str, bags: Sequence[Path], output: Path, rate: float, options: str
+) -> tuple[object, ...]:
+    """Return the command that trains an adapter; ``options`` are those of ``vla-ros finetune``."""
+    how = ("--adapter", adapter, "--learning-rate", rate, "--no-recompute", "--hold-out", 0, "--output", output)
+    return "vla_ros.cli", "finetune", *bags, "--checkpoint", checkpoint, *how, *options.split()
+
+
+def is_trained(output: Path) -> bool:
+    """Return whether a training in this folder is complete."""
+    return (output / "evidence" / "evidence.json").exists()
+
+
 def record(folder: Path, count: int, processes: int) -> list[Path]:
     """Return the bags of ``count`` corrected episodes."""
     bags = folder / "corrected"
-    words = ("--episodes", count, "--seed", CORRECTED, "--processes", processes)
-    run("tools.flywheel.collect", "corrected", CHECKPOINT, bags, *words, f"--place=--camera-turn {TURN}")
+    run(*recording(CORRECTIONS, CHECKPOINT, bags, count, processes, f"--camera-turn {TURN}"))
     return sorted(path for path in bags.iterdir() if path.is_dir())
 
 
 def train(folder: Path, adapter: str, bags: list[Path], steps: int, options: str) -> Path:
     """Return the file of an adapter that was trained on ``bags``."""
     output = folder / f"{adapter}-{len(bags)}"
-    if not (output / "evidence" / "evidence.json").exists():
-        how = ("--adapter", adapter, "--steps", steps, "--learning-rate", RATES[adapter], "--output", output)
-        start = ("vla_ros.cli", "finetune", *bags, "--checkpoint", CHECKPOINT)
-        run(*start, *TRAINING.split(), *how, *options.split())
+    if not is_trained(output):
+        run(*training(adapter, CHECKPOINT, bags, output, RATES[adapter], f"{TRAINING} --steps {steps} {options}"))
     return output / VIEW_FILE
 
 

@@ -21,7 +21,7 @@ from vla_ros_lab.bench.times import Stopwatch
 
 MODELS = {
     **dict.fromkeys(("tiny", "openvla-7b"), "openvla"),
-    **dict.fromkeys(("tiny-oft", "openvla-oft-7b", "openvla-oft-7b-aloha"), "oft"),
+    **dict.fromkeys(("tiny-oft", "openvla-oft-7b", "openvla-oft-7b-points", "openvla-oft-7b-aloha"), "oft"),
     **dict.fromkeys(("pi0", "pi05"), "pi"),
     "smolvla": "smolvla",
     "groot-n1.7": "groot",

@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from vla_ros.types import RawImage
 from vla_ros.vision.decode import decode_image
 from vla_ros.vision.preprocess import process
 from vla_ros_lab.bench.times import Stopwatch, collect, make_messages, percentiles, row
+from vla_ros_models.engine.shapes import GeometryShape
 from vla_ros_models.oft.inference import Chunk, ChunkInference, ChunkRequest, make_chunk_engine, plain_inference
 from vla_ros_models.oft.network import Layout, OFTModel
 from vla_ros_models.oft.processing import OFTResize
@@ -22,10 +24,12 @@ from vla_ros_models.openvla.loading import fill_quantized
 from vla_ros_models.openvla.processing import ActionStatistics
 from vla_ros_models.weights import empty, fill
 
+LIBERO = Layout(2, 8, 7, 8, "l1", False)
 MODELS = {
-    "openvla-oft-7b": (OPENVLA_7B, Layout(2, 8, 7, 8, "l1", False), (256, 256), OFTResize()),
+    "openvla-oft-7b": (OPENVLA_7B, LIBERO, (256, 256), OFTResize()),
+    "openvla-oft-7b-points": (OPENVLA_7B, replace(LIBERO, geometry=GeometryShape()), (256, 256), OFTResize()),
     "openvla-oft-7b-aloha": (OPENVLA_7B, Layout(3, 25, 14, 14, "l1", True), (480, 640), OFTResize(camera_side=256)),
-    "tiny-oft": (tiny_architecture(), Layout(2, 8, 7, 8, "l1", False), (256, 256), OFTResize()),
+    "tiny-oft": (tiny_architecture(), LIBERO, (256, 256), OFTResize()),
 }
 """Name to architecture, variant, (height, width) of the cameras and image processor; weights are random."""
 

@@ -18,7 +18,6 @@ from vla_ros.files import check_parent
 _KINDS = (".json", ".model", ".txt", ".jinja", ".safetensors")
 _WEIGHTS = ("model*.safetensors*", "distilled*.safetensors*", "teacher.safetensors", "*.index.json")
 _NOT_COPIED = (*_WEIGHTS, "adapter_*", "train_config.json")
-_ADDED = "added.safetensors"  # deleted once its tensors are with the others
 _DTYPES = {"float32": "F32", "bfloat16": "BF16"}
 
 
@@ -27,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder to write; must be empty or missing")
     parser.add_argument("--base", default="", help="base model into which the checkpoint's adapter is merged")
     parser.add_argument("--teacher", action="store_true", help="write the teacher of a distilled checkpoint")
-    text = "add geometric tokens, to be trained, for an image whose points the robot will have; may be repeated"
+    text = "add geometric tokens, to be trained, for an image whose points the robot will have; may be repeated; "
+    text += "OpenVLA-OFT's images are 0 (the main one), 1 and 2"
     parser.add_argument("--points", action="append", default=[], metavar="IMAGE=KEY", help=text)
     parser.add_argument("--dtype", choices=_DTYPES, help="type of all weights; left out, as they are stored")
 
@@ -57,13 +57,11 @@ def convert(
     Needs the memory of three copies of the largest tensor in float32. Raises the errors of
     :func:`~vla_ros_models.adapters.read_merged`, and ConfigError if ``output`` cannot be written.
     """
-    from safetensors.torch import save_file
-
     from vla_ros_models.adapters import read_merged
-    from vla_ros_models.checkpoint_files import checkpoint_folder, from_files, read_fields, read_header
+    from vla_ros_models.checkpoint_files import checkpoint_folder, from_files, read_fields
     from vla_ros_models.distilled import teachers_tensors, undistilled
     from vla_ros_models.geometry import GEOMETRY, new_tokens
-    from vla_ros_models.weights import write_weights
+    from vla_ros_models.weights import described, with_loaded, write_weights
 
     folder = checkpoint_folder(str(folder))
     if output.exists() and any(output.iterdir()):
@@ -80,27 +78,25 @@ def convert(
         from vla_ros_models.openvla.architecture import read_architecture
         from vla_ros_models.openvla.loading import never_run
 
-        architecture, found = read_architecture(model or folder), read_weights(folder, base)
+        architecture = read_architecture(model or folder, {"of OpenVLA-OFT": GEOMETRY})
+        found = read_weights(folder, base)
         stored = {name: one for name, one in found.manifest.items() if not never_run(name, architecture)}
         produce = found.produce()
     else:
         stored = teachers_tensors(folder) if teacher else read_merged(folder, base)
         produce = from_files(stored)
-    added = new_tokens(config, stored, points) if points else {}
+    if points:
+        added = new_tokens(config, stored, points)
+        produce, config[GEOMETRY] = with_loaded(produce, added), {"points": dict(points)}
+        stored = {**stored, **described(added, output)}
     try:
         output.mkdir(parents=True, exist_ok=True)
-        if added:
-            save_file(added, output / _ADDED)
-            stored |= read_header(output / _ADDED)
-            produce, config[GEOMETRY] = from_files(stored), {"points": dict(points)}
         for place in (folder,) if model is None else (folder, model):
             _copy(place, output)
         config.pop("quantization_config", None)
         plain = {key: False if key == "use_peft" else value for key, value in config.items()}
         (output / "config.json").write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
-        written = write_weights(output, stored, produce, _DTYPES.get(dtype, ""))
-        (output / _ADDED).unlink(missing_ok=True)
-        return written
+        return write_weights(output, stored, produce, _DTYPES.get(dtype, ""))
     except OSError as error:
         raise ConfigError(f"--output {output}: {error.strerror or error}; the folder is incomplete") from error
 

@@ -5,7 +5,8 @@ checkpoint to which the tokens are added is unchanged until it is trained.
 """
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +19,11 @@ from vla_ros_models.engine.shapes import GeometryShape
 
 GEOMETRY = "geometry"
 """Key in ``config.json``, and what the names of the tensors begin with."""
+
+MOST_IMAGES = 3
+"""Images that an OpenVLA-OFT takes at most (``policy.images``); they have numbers, from 0, and no names."""
+
+_PROJECTOR = re.compile(r".*multi_modal_projector\.linear\.bias|projector\.fc[23]\.bias")
 
 
 def read_geometry(config: Fields) -> tuple[GeometryShape | None, dict[str, str]]:
@@ -43,6 +49,15 @@ def read_geometry(config: Fields) -> tuple[GeometryShape | None, dict[str, str]]
     return sizes, pairs
 
 
+def require_images(pairs: Collection[str], images: Collection[str], source: object) -> None:
+    """Raise CheckpointError, which begins with ``source``, for points of others than the policy's ``images``."""
+    if unknown := set(pairs) - set(images):
+        raise CheckpointError(
+            f"{source}: {GEOMETRY}: found points of {min(unknown)}, expected images of the policy: "
+            f"{', '.join(images)}"
+        )
+
+
 class GeometryTokens(nn.Module):
     """Turns positions into what is added to the patches' tokens."""
 
@@ -64,6 +79,11 @@ class GeometryTokens(nn.Module):
             tokens = self.fc2(functional.gelu(self.fc1(features)))
             return torch.where(known, tokens, self.unknown)
 
+    def added(self, patches: Tensor, positions: Tensor) -> Tensor:
+        """Return the patches' tokens [..., width] with those of their positions [..., 3] added."""
+        tokens: Tensor = self(positions)
+        return patches + tokens.to(patches.dtype)
+
 
 def new_tokens(
     config: Mapping[str, Any], stored: Mapping[str, StoredTensor], points: Mapping[str, str]
@@ -71,17 +91,20 @@ def new_tokens(
     """Return the tensors, by their names in the checkpoint, of tokens that change nothing until they are trained.
 
     ``config`` is ``config.json``, ``points`` the key of the points for each image that has some. Raises ConfigError
-    if the checkpoint is not LeRobot's pi0 or pi0.5, has tokens, or lacks an image.
+    if the checkpoint is neither LeRobot's pi0 or pi0.5 nor OpenVLA-OFT, has tokens, or lacks an image.
     """
     images = [name for name, one in (config.get("input_features") or {}).items() if one.get("type") == "VISUAL"]
-    if config.get("type") not in ("pi0", "pi05") or not images:
-        raise ConfigError(f"--points: found type {config.get('type')!r}, expected LeRobot's layout of pi0 or pi05")
+    if is_oft := config.get("model_type") == "openvla":  # no file says how many images an OpenVLA-OFT takes
+        images = [str(number) for number in range(MOST_IMAGES)]
+    if not is_oft and (config.get("type") not in ("pi0", "pi05") or not images):
+        found = config.get("type") or config.get("model_type")
+        raise ConfigError(f"--points: found {found!r}, expected OpenVLA-OFT, or LeRobot's layout of pi0 or pi05")
     if config.get(GEOMETRY):
         raise ConfigError("--points: the checkpoint has geometric tokens already")
     if unknown := set(points) - set(images):
         raise ConfigError(f"--points: found {min(unknown)}, expected an image of the policy: {', '.join(images)}")
-    projector = next(name for name in stored if name.endswith("multi_modal_projector.linear.bias"))
-    before = projector[: projector.index("paligemma_with_expert")]
+    projector = max(name for name in stored if _PROJECTOR.fullmatch(name))  # of OpenVLA's layers the last one
+    before = "" if is_oft else projector[: projector.index("paligemma_with_expert")]
     module = GeometryTokens(GeometryShape(), stored[projector].shape[0])
     nn.init.zeros_(module.fc2.weight)
     nn.init.zeros_(module.fc2.bias)

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -114,7 +114,8 @@ def fill(
 
 
 def place(network: nn.Module, name: str, tensor: Tensor, device: torch.device, dtype: torch.dtype) -> None:
-    """Set one parameter of a network on ``meta``."""
+    """Set one parameter of a network on ``meta``; its class may name parameters that stay float32."""
+    dtype = torch.float32 if name.startswith(getattr(network, "float32", ())) else dtype
     owner_name, _, leaf = name.rpartition(".")
     owner: Any = network.get_submodule(owner_name)
     moved = tensor.view(getattr(owner, leaf).shape).to(device=device, dtype=dtype)
@@ -145,6 +146,25 @@ _TYPES = {
     "BOOL": torch.bool,
 }
 """Data types by their names in safetensors files."""
+
+
+def described(tensors: Mapping[str, Tensor], file: Path) -> dict[str, StoredTensor]:
+    """Describe tensors in memory, of ``file``, as stored ones are."""
+    names = {dtype: name for name, dtype in _TYPES.items()}
+    return {
+        name: StoredTensor(file, tuple(one.shape), names.get(one.dtype, str(one.dtype)), name)
+        for name, one in tensors.items()
+    }
+
+
+def with_loaded(produce: Produce, loaded: Mapping[str, Tensor]) -> Produce:
+    """Return a function that yields tensors of ``loaded``, which are in memory, before those of ``produce``."""
+
+    def both(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        yield from ((name, loaded[name]) for name in names if name in loaded)
+        yield from produce([name for name in names if name not in loaded])
+
+    return both
 
 
 def write_weights(

@@ -65,7 +65,10 @@ class ArmSamples:
         at = np.minimum(steps, self.lengths[episode] - 1)
         path = np.sin(0.3 * at[:, None] + np.arange(spec.dimension)) * 0.2 + 0.3
         state = {one.key: np.sin(0.3 * frame - 0.1 + np.arange(one.size)) * 0.2 + 0.3 for one in spec.state}
-        seen = Observation(images, TASKS[episode % len(TASKS)], stamp=index, state=state)
+        points = {key: random.uniform(-1, 1, (60, 80, 3)).astype(np.float32) for _, key in spec.points}
+        for one in points.values():
+            one[:30, :40] = np.nan  # unknown
+        seen = Observation(images, TASKS[episode % len(TASKS)], stamp=index, state=state, points=points)
         return Sample(seen, path, steps >= self.lengths[episode], episode, frame)
 
 

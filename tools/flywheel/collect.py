@@ -1,6 +1,7 @@
 """Record episodes of a policy on the simulated table: corrected by a scripted person, or autonomous.
 
   python -m tools.flywheel.collect corrected CHECKPOINT FOLDER --episodes 50
+  python -m tools.flywheel.collect autonomous expert FOLDER --episodes 10      demonstrations of the scripted expert
 
 Kept are corrected episodes with a takeover, and the autonomous ones that succeed. The same command resumes.
 """
@@ -25,7 +26,8 @@ KINDS = ("corrected", "autonomous")
 JOURNAL = "episodes.json"
 
 _SECONDS = 15  # of simulated time; a corrected episode is longer
-_ALONE = ("-p", "policy.device:=cpu", "-p", "policy.threads:=1", "-p", "control.schedule:=sync")
+EXPERT = "expert"
+_ALONE = ("-p", "policy.device:=cpu", "-p", "policy.threads:=1")
 
 
 class Collector:
@@ -34,8 +36,11 @@ class Collector:
     def __init__(self, kind: str, checkpoint: Path | str, folder: Path, place: str) -> None:
         self._kind, self._folder = kind, folder
         takeover = [word for option in OPTIONS for word in ("-p", option)]
-        words = ("--simulated-time", *place.split(), *_ALONE, *takeover)
-        self._arguments = parse("--checkpoint", str(checkpoint), *words)
+        who: tuple[str, ...] = ("--checkpoint", str(checkpoint), *_ALONE)
+        if checkpoint == EXPERT:
+            who = ("--policy", EXPERT, "--actions", "joint_position")
+        how = ("--simulated-time", *place.split(), "-p", "control.schedule:=sync", *takeover)
+        self._arguments = parse(*who, *how)
         self._config = plan_demo(self._arguments).config
         if kind != "autonomous":
             self._arguments.max_steps = round(_SECONDS * rate_of(self._config))
@@ -110,7 +115,7 @@ def collect(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("checkpoint")
+    parser.add_argument("checkpoint", help=f"of the policy, or {EXPERT}")
     parser.add_argument("folder", type=Path, help="folder of the bags")
     parser.add_argument("--episodes", type=int, default=50, metavar="N", help="episodes to keep")
     parser.add_argument("--seed", type=int, default=3_000_000, metavar="S", help="seed of the first episode")

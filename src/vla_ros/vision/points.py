@@ -8,15 +8,17 @@ import numpy as np
 from vla_ros.errors import ConfigError
 from vla_ros.types import Float32Array
 from vla_ros.vision.processors import centred_corner, fitted_size
+from vla_ros.vision.resample import crop_taps
 
 
-def patch_positions(points: Float32Array, image_size: int, patch_size: int) -> Float32Array:
+def patch_positions(points: Float32Array, image_size: int, patch_size: int, area: float = 0.0) -> Float32Array:
     """Return the median of the known points of each patch, float32 [patches, 3]; NaN where none is known.
 
     ``points`` are [H, W, 3] with NaN where unknown, aligned to a camera's image. They are fitted to the network's
-    square image as the image is, with the nearest point of each pixel.
+    square image as the image is, with the nearest point of each pixel: in its proportions, or, with an ``area``,
+    without them, and only the centre that has this share of the area (1: all).
     """
-    fitted = _fitted(points, image_size)
+    fitted = _cropped(points, image_size, area) if area else _fitted(points, image_size)
     side = image_size // patch_size
     used = fitted[: side * patch_size, : side * patch_size]
     patches = used.reshape(side, patch_size, side, patch_size, 3).transpose(0, 2, 4, 1, 3)
@@ -43,17 +45,25 @@ def _fitted(points: Float32Array, size: int) -> Float32Array:
     return result
 
 
+def _cropped(points: Float32Array, size: int, area: float) -> Float32Array:
+    taps = crop_taps(size, size, area)  # of the image that was resized to the square
+    at = taps.below + taps.share + np.float32(0.5)
+    rows, columns = ((at * np.float32(source / size)).astype(np.intp) for source in points.shape[:2])
+    return points[rows][:, columns]
+
+
 def camera_positions(
     given: Mapping[str, Float32Array],
     points: Sequence[tuple[str, str]],
     images: Sequence[str],
     image_size: int,
     patches: int,
+    area: float = 0.0,
 ) -> Float32Array:
     """Return the positions of all patches of ``images``, float32 [images, patches, 3].
 
-    ``given`` are an observation's points, ``points`` the pairs of ``PolicySpec.points``. An image without points
-    has NaN. Raises ConfigError if points of the spec are missing.
+    ``given`` are an observation's points, ``points`` the pairs of ``PolicySpec.points``; ``area`` is as for
+    :func:`patch_positions`. An image without points has NaN. Raises ConfigError if points of the spec are missing.
     """
     keys = dict(points)
     found: list[Float32Array] = []
@@ -67,5 +77,5 @@ def camera_positions(
                 f"points '{keys[image]}' of '{image}': found {None if one is None else list(one.shape)}, expected "
                 "float32 [H, W, 3] in metres; bind them with camera.topics and camera.keys"
             )
-        found.append(patch_positions(one, image_size, image_size // math.isqrt(patches)))
+        found.append(patch_positions(one, image_size, image_size // math.isqrt(patches), area))
     return np.stack(found)

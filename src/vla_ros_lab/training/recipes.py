@@ -162,7 +162,7 @@ _OFT = Recipe(
     5e-4, oft_steps, 8, 150_000, _ALL,
     LoraRecipe(
         r"(?!.*\.(scale|shift)$)(vision_backbone\.|projector\.|language_model\.)", 32, 16, gaussian=True,
-        whole=r"action_head\.|proprio_projector\.|vision_backbone\..*\.(scale|shift)\.",
+        whole=r"action_head\.|proprio_projector\.|geometry\.|vision_backbone\..*\.(scale|shift)\.",
     ),
     _LLAMA,
     betas=(0.9, 0.999), augmentation="openvla",

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from vla_ros.types import FloatArray, IntArray, RawImage, UInt8Array
+from vla_ros.types import Float32Array, FloatArray, IntArray, RawImage, UInt8Array
 from vla_ros_models.engine.decoder import parallel
 from vla_ros_models.engine.device_errors import EngineMismatchError, require_finite
 from vla_ros_models.engine.device_ops import make_ops
@@ -49,6 +49,8 @@ class ChunkRequest:
     prompt: IntArray  # int64 [L]: BOS, prompt, closing token
     state: NDArray[np.floating] | None = None  # [P], normalised; None if the network takes no state
     noise: NDArray[np.floating] | None = None  # [K, D], initial sample; None without a diffusion head
+    # Of the patches, float32 [images, patches, 3], metres, NaN where unknown; None: all of them are.
+    positions: Float32Array | None = None
 
 
 class StepBuffers(StageGraphs):
@@ -74,8 +76,10 @@ class StepBuffers(StageGraphs):
             ((batch,), torch.int32),
             ((batch, 1, max(1, layout.state)), torch.float32),
             (actions, torch.float32),
+            ((batch, owner.patches if layout.geometry else 0, 3), torch.float32),
         )
-        self.words, self.order, self.wanted, self.lengths, self.counts, self.state, self.noise = self.inputs.tensors
+        self.words, self.order, self.wanted, self.lengths, self.counts, *rest = self.inputs.tensors
+        self.state, self.noise, self.positions = rest
         self.answer = TransferBuffer(device, ((batch, layout.slots), torch.int64), (actions, torch.float32))
         self.tokens, self.numbers = self.answer.tensors
         self.patches = torch.zeros(batch, owner.patches, width, dtype=owner.weights.dtype, device=device)
@@ -117,9 +121,8 @@ class StepBuffers(StageGraphs):
         runner = self._owner.runner
         self._share()
         with runner.beside():  # in parallel with the towers, which do not fill the GPU
-            known = self._known()
-        self._encode_images()
-        runner.join()
+            known, geometry = self._known(), self._geometry()
+        self._encode_images(geometry)
         states = self._states(*known, [], None)
         if self._owner.model.action_head is not None:
             self.numbers.copy_(self._owner.model.action_head(states).view_as(self.numbers))
@@ -130,14 +133,24 @@ class StepBuffers(StageGraphs):
 
     def _encode(self) -> None:
         self._share()
-        self._encode_images()
+        with self._owner.runner.beside():
+            geometry = self._geometry()
+        self._encode_images(geometry)
+
+    def _geometry(self) -> Tensor | None:
+        """Return what is added to the patches for where their surfaces are; None without geometric tokens."""
+        module = self._owner.model.geometry
+        return None if module is None else module(self.positions).to(self.patches.dtype)
 
     def _share(self) -> None:
         self._owner.ops.share(self.images)
         self._owner.ops.share(self.inputs.buffer)
 
-    def _encode_images(self) -> None:
+    def _encode_images(self, geometry: Tensor | None) -> None:
         self.patches.copy_(self._owner.encode(self.images, self.film).view_as(self.patches))
+        self._owner.runner.join()
+        if geometry is not None:
+            self.patches.add_(geometry)
         self.sample.copy_(self.noise)
         self.step.zero_()
 
@@ -243,7 +256,7 @@ class ChunkInference(GraphEngine[int, StepBuffers]):
         step = self._of(len(asked)).take(max(len(one.prompt) for one in asked))
         clock = StageClock(runner)
         self._upload([image for one in asked for image in one.images], step.images, clock)
-        words, order, wanted, lengths, counts, state, noise = step.inputs.cleared()
+        words, order, wanted, lengths, counts, state, noise, positions = step.inputs.cleared()
         for row, one in enumerate(asked):
             count = len(one.prompt)
             laid_out = self._plan(count, step)
@@ -255,6 +268,8 @@ class ChunkInference(GraphEngine[int, StepBuffers]):
                 state[row] = one.state
             if layout.head == "diffusion":
                 noise[row] = one.noise
+            if layout.geometry:
+                positions[row] = np.nan if one.positions is None else one.positions.reshape(-1, 3)
         step.inputs.load()
         step.run(words.tobytes())
         clock.end("infer")

@@ -8,7 +8,7 @@ contains only safetensors.
 import logging
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -31,6 +31,7 @@ from vla_ros_models.checkpoint_files import Cut, Produce, StoredTensor, from_fil
 from vla_ros_models.dequantize import read_dequantized
 from vla_ros_models.oft.network import COMPONENTS, Layout
 from vla_ros_models.openvla.architecture import Architecture
+from vla_ros_models.weights import described, with_loaded
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +54,7 @@ class Weights:
 
     def produce(self, cut: Cut = lambda name: None) -> Produce:
         """Return a function that yields tensors, or their parts, by name."""
-
-        def produce(names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-            yield from ((name, self.loaded[name]) for name in names if name in self.loaded)
-            yield from from_files(self.manifest, cut)([name for name in names if name not in self.loaded])
-
-        return produce
+        return with_loaded(from_files(self.manifest, cut), self.loaded)
 
 
 def read_weights(folder: Path, base: str | Path = "", *, towers: bool = True) -> Weights:
@@ -99,13 +95,13 @@ def read_weights(folder: Path, base: str | Path = "", *, towers: bool = True) ->
             }
             named = {f"{name}.{key}": tensor for key, tensor in short.items()}
             loaded |= named
-            manifest |= _described(named, file)
+            manifest |= described(named, file)
     if film is not None and towers:
         config = film.parent / LORA_FOLDER / "adapter_config.json"
         settings = read_lora_settings(config) if config.exists() else LoraSettings()
         merged = merged_towers(read_component(film), film, settings)
         manifest = {key: one for key, one in manifest.items() if not key.startswith("vision_backbone.")}
-        manifest |= _described(merged, film)
+        manifest |= described(merged, film)
         loaded |= merged
     return Weights(manifest, loaded, predicts_noise)
 
@@ -190,11 +186,3 @@ def merged_towers(tensors: Mapping[str, Tensor], file: Path, settings: LoraSetti
         merged[re.sub(r"(\.blocks\.\d+)\.block\.", r"\1.", name.replace(".base_layer.", "."))] = tensor
     refuse_rest(file, left)
     return merged
-
-
-def _described(tensors: Mapping[str, Tensor], file: Path) -> dict[str, StoredTensor]:
-    names = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-    return {
-        key: StoredTensor(file, tuple(one.shape), names.get(one.dtype, str(one.dtype)), key)
-        for key, one in tensors.items()
-    }

@@ -5,7 +5,7 @@ Parameter names are those of the published files, without the prefix ``module.``
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_ros.types import IntArray
+from vla_ros_models.engine.shapes import GeometryShape
+from vla_ros_models.geometry import GEOMETRY, GeometryTokens
 from vla_ros_models.openvla.architecture import Architecture
 from vla_ros_models.openvla.network import OpenVLAModel
 from vla_ros_models.vision_tower import Mlp
@@ -31,6 +33,7 @@ class Layout:
     state: int  # P, numbers of the proprioceptive state; 0 without a state
     head: str  # ``l1``, ``diffusion``, or ``none`` where actions are tokens
     film: bool  # whether the text modulates the vision towers
+    geometry: GeometryShape | None = None  # of the tokens for where the patches' surfaces are; None without them
 
     @property
     def slots(self) -> int:
@@ -79,7 +82,9 @@ class ActionHead(nn.Module):
 
 
 class OFTModel(OpenVLAModel):
-    """OpenVLA's network with an action head and projectors; absent parts are None."""
+    """OpenVLA's network with an action head, projectors and geometric tokens; absent parts are None."""
+
+    float32: ClassVar[str] = f"{GEOMETRY}."  # positions need it
 
     def __init__(self, architecture: Architecture, layout: Layout) -> None:
         super().__init__(architecture, layout.film)
@@ -88,6 +93,7 @@ class OFTModel(OpenVLAModel):
         self.action_head = None if layout.head == "none" else ActionHead(width, layout.action)
         self.proprio_projector = Mlp(layout.state, width, width) if layout.state else None
         self.noisy_action_projector = Mlp(1, width, width) if layout.head == "diffusion" else None
+        self.geometry = GeometryTokens(layout.geometry, width) if layout.geometry else None
 
 
 class SequencePlan(NamedTuple):
@@ -160,5 +166,5 @@ def denoise(sample: Tensor, noise: Tensor, alphas: Tensor) -> Tensor:
     return following.sqrt() * clean + (1 - following).sqrt() * noise
 
 
-COMPONENTS = ("action_head", "proprio_projector", "noisy_action_projector")
+COMPONENTS = ("action_head", "proprio_projector", "noisy_action_projector", GEOMETRY)
 """Parts that published checkpoints store in separate files, as they do ``vision_backbone`` with FiLM."""

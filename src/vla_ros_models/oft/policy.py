@@ -14,8 +14,11 @@ from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.errors import CheckpointError, ConfigError
 from vla_ros.policies.base import Progress
 from vla_ros.policies.published import loop_of
-from vla_ros.types import ActionChunk, Observation
+from vla_ros.types import ActionChunk, Float32Array, Observation
+from vla_ros.vision.points import camera_positions
+from vla_ros_models.checkpoint_files import read_fields
 from vla_ros_models.engine.weights import DecoderWeights
+from vla_ros_models.geometry import GEOMETRY, read_geometry, require_images
 from vla_ros_models.network_policy import SELF_TEST_INSTRUCTION, Asked, Images, Placement, two_images
 from vla_ros_models.oft import OFTOptions, choose_variant
 from vla_ros_models.oft.inference import (
@@ -99,13 +102,16 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
         """Read the files; without ``towers``, the result has the spec, but cannot be loaded."""
         options, folder = self._options, self.folder
         variant = choose_variant(options, self._preset)
-        keys = self._keys[: options.images or None]
+        config = read_fields(self._base / "config.json")
+        geometry, pairs = read_geometry(config)
+        keys = tuple(key for key in self._keys if key not in pairs.values())[: options.images or None]
         if len(keys) < options.images:
             raise ConfigError(
                 f"policy.images: the checkpoint takes {options.images} images, found camera.keys {list(keys)}; "
                 "add the missing cameras, in the order used in training"
             )
-        architecture = read_architecture(self._base)
+        architecture = read_architecture(self._base, {"of the geometric tokens": GEOMETRY})
+        require_images(pairs, [str(number) for number in range(len(keys))], config.where)
         self._bounds = variant.bounds
         statistics = choose(self._statistics(), options.unnorm_key)
         dimension = statistics.dimension
@@ -116,6 +122,7 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
             )
         weights = read_weights(folder, options.base, towers=towers)
         layout = layout_of(weights, architecture, folder, len(keys), variant.chunk, dimension)
+        layout = replace(layout, geometry=geometry)
         state = choose(self._statistics("proprio"), statistics.key) if layout.state else None
         if state is not None and state.dimension != layout.state:
             raise CheckpointError(
@@ -134,6 +141,7 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
             rate_hz=loop.rate_hz,
             execute_steps=loop.execute_steps,
             noise=(layout.chunk, layout.action) if layout.head == "diffusion" else (),
+            points=tuple((keys[int(number)], points) for number, points in pairs.items()),
         )
         return Description(architecture, layout, weights, statistics, state, spec)
 
@@ -179,9 +187,10 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
         fill(model, produce, where.device, getattr(torch, where.dtype))
         bins = ActionBins(found.architecture.action_vocab_size, found.architecture.action_bins)
         loaded = LoadedNetwork(model, prompt, bins, found.statistics, None)
-        keys = self._keys[: found.layout.images]
+        keys = found.spec.image_keys
         stored, state = found.weights.manifest, found.state
-        trainable = make_trainable(loaded, found.spec, keys, stored, "oft", recompute_layers, state)
+        area = self._options.crop_area
+        trainable = make_trainable(loaded, found.spec, keys, stored, "oft", recompute_layers, state, area)
         return replace(trainable, layout=found.layout.head, produce=produce)
 
     def _make_engine(
@@ -222,7 +231,11 @@ class OFTPolicy(OpenVLANetworkPolicy[_Loaded, OFTSession, ChunkRequest]):
         if layout.head == "diffusion":
             drawn = session.random.standard_normal((layout.chunk, layout.action))
             noise = drawn if observation.noise is None else observation.noise
-        return ChunkRequest(list(images.values()), tokens, state, noise)
+        positions: Float32Array | None = None
+        if self.spec.points:
+            sizes = loaded.model.architecture.image_size, loaded.model.architecture.patches, self._options.crop_area
+            positions = camera_positions(observation.points, self.spec.points, list(images), *sizes)
+        return ChunkRequest(list(images.values()), tokens, state, noise, positions)
 
     def _answer(self, asked: Sequence[Asked[OFTSession, ChunkRequest]]) -> Iterator[ActionChunk]:
         chunks = self.loaded.engine.answer_all([one.request for one in asked])

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from vla_ros.errors import CheckpointError
-from vla_ros_models.checkpoint_files import Fields, read_fields, read_json, read_statistics
+from vla_ros_models.checkpoint_files import Fields, Harmless, read_fields, read_json, read_statistics
 from vla_ros_models.engine.shapes import TIMM_TOWERS, DecoderShape, TowerShape
 
 LLAMA2_EMPTY_TOKEN = 29871
@@ -80,14 +80,14 @@ class Architecture:
         return self.towers[0].image_size
 
 
-def read_architecture(folder: Path) -> Architecture:
+def read_architecture(folder: Path, more: Harmless | None = None) -> Architecture:
     """Read and check ``folder/config.json``, and ``preprocessor_config.json`` if it exists.
 
-    Raises CheckpointError if a file is missing or damaged, or describes a network or image processing that this
-    package does not support.
+    ``more`` are keys of the former that the caller reads. Raises CheckpointError if a file is missing or damaged,
+    or describes a network or image processing that this package does not support.
     """
     path = folder / "config.json"
-    architecture = parse_architecture(read_json(path), path)
+    architecture = parse_architecture(read_json(path), path, more)
     decoding, images = folder / "generation_config.json", folder / "preprocessor_config.json"
     if decoding.exists():
         _finish(read_fields(decoding), {"the prompt's first token": "bos_token_id"})
@@ -99,13 +99,13 @@ def read_architecture(folder: Path) -> Architecture:
     return replace(architecture, towers=tuple(changed))
 
 
-def _finish(fields: Fields, more: Mapping[str, str] | None = None) -> None:
+def _finish(fields: Fields, more: Harmless | None = None) -> None:
     for key, value in NEUTRAL.items():
         fields.expect(key, value, None)
     fields.finish({**_HARMLESS, **(more or {})})
 
 
-def parse_architecture(content: Mapping[str, Any], path: Path) -> Architecture:
+def parse_architecture(content: Mapping[str, Any], path: Path, more: Harmless | None = None) -> Architecture:
     """Parse the content of the ``config.json`` at ``path``; raises the errors of :func:`read_architecture`."""
     config = Fields(content, path)
     if config.get("model_type") != "openvla":
@@ -117,7 +117,7 @@ def parse_architecture(content: Mapping[str, Any], path: Path) -> Architecture:
     bins = config.whole("n_action_bins", 256)
     empty = config.whole("empty_token_id", LLAMA2_EMPTY_TOKEN, least=0)
     version = _prompt_version(config, path)
-    _finish(config)
+    _finish(config, more)
     if not 2 <= bins < action_vocab:
         raise CheckpointError(f"{path}: n_action_bins is {bins}; expected 2 to {action_vocab - 1} (the vocabulary)")
     if not 0 <= empty < action_vocab:

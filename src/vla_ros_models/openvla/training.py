@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.types import FloatArray, Observation
+from vla_ros.vision.points import camera_positions
 from vla_ros_models.checkpoint_files import StoredTensor
 from vla_ros_models.engine.ops import prompt_positions
 from vla_ros_models.engine.stream import Positions, Stream
@@ -61,6 +62,8 @@ class TokenBatch(Batch):
     valid: Tensor  # bool [B, L], False for padding
     actions: Tensor  # float32 [B, K, D], normalised
     state: Tensor | None = None  # float32 [B, P], normalised
+    # Float32 [B, images, patches, 3], metres, NaN where unknown; None without geometric tokens.
+    positions: Tensor | None = None
 
 
 class TokenTrainee(nn.Module):
@@ -149,7 +152,11 @@ class TokenTrainee(nn.Module):
             )
         ]
         patches: Tensor = self.network.projector(torch.cat(features, dim=-1))
-        return patches.reshape(size, count * patches.shape[1], -1)
+        patches = patches.reshape(size, count * patches.shape[1], -1)
+        if self._oft is None or self._oft.geometry is None:
+            return patches
+        assert batch.positions is not None, "the checkpoint takes positions, but the batch has none"
+        return self._oft.geometry.added(patches, batch.positions.flatten(1, 2))
 
 
 def _features(tower: VisionTower, pixels: Tensor, language: Tensor | None, run: Call) -> Tensor:
@@ -192,6 +199,8 @@ class TokenInputs:
     state_key: str = ""  # of the state; empty without one
     state: ActionStatistics | None = None
     gripper: tuple[int, tuple[float, float]] | None = None  # its column, and the numbers of closed and open
+    points: tuple[tuple[str, str], ...] = ()  # the spec's images with points
+    sizes: tuple[int, int, float] = (0, 0, 0.0)  # of an image: side, patches, and its crop; needed with ``points``
 
     def prepare(
         self,
@@ -219,6 +228,8 @@ class TokenInputs:
             "valid": np.ones(len(tokens), np.bool_),
             "actions": normalized.astype(np.float32),
         }
+        if self.points:
+            found["positions"] = camera_positions(observation.points, self.points, self.keys, *self.sizes)
         if self.state is not None:
             found["state"] = self.state.normalize(observation.state[self.state_key]).astype(np.float32)
         return found
@@ -238,14 +249,19 @@ def make_trainable(
     family: str,
     recompute_layers: bool,
     state: ActionStatistics | None = None,
+    area: float = 1.0,
 ) -> Trainable:
-    """Return a network whose weights are loaded, in a policy's ``LoadedNetwork``, as the trainer takes it."""
+    """Return a network whose weights are loaded, in a policy's ``LoadedNetwork``, as the trainer takes it.
+
+    ``area`` is the share of images that their crop keeps.
+    """
     ends = spec.action[-1].range if spec.gripper is not None else None
     gripper = None if spec.gripper is None or ends is None else (spec.gripper, ends)
     state_key = spec.state[0].key if state is not None else ""
-    inputs = TokenInputs(loaded.prompt, loaded.bins, loaded.statistics, keys, state_key, state, gripper)
+    sizes = loaded.model.architecture
+    where = spec.points, (sizes.image_size, sizes.patches, area)
+    inputs = TokenInputs(loaded.prompt, loaded.bins, loaded.statistics, keys, state_key, state, gripper, *where)
     names = {f"network.{name}": name for name, _ in loaded.model.named_parameters()}
     trainee = TokenTrainee(loaded.model, recompute_layers)
-    sizes = loaded.model.architecture
     draw = partial(draw_weights, trainee, partial(deviation_of, sizes)) if family == "openvla" else None
     return Trainable(trainee, names, stored, inputs, spec, sizes.llm, family, initialize=draw)

@@ -18,7 +18,7 @@ from vla_ros.policies.published import loop_of
 from vla_ros_models.checkpoint_files import Fields, read_fields
 from vla_ros_models.distilled import undistilled
 from vla_ros_models.flow_options import RTC_SCHEDULES, RtcSettings
-from vla_ros_models.geometry import read_geometry
+from vla_ros_models.geometry import read_geometry, require_images
 from vla_ros_models.memory import MemoryNeeds
 from vla_ros_models.normalization import make_normalization
 from vla_ros_models.pi.architecture import PI0, PROMPT_TOKENS, PiArchitecture, infer_architecture
@@ -141,11 +141,7 @@ def read_checkpoint(
         periods = config.number("min_period", 0.004), config.number("max_period", 4.0)
         processing, tokenizer = read_processing(folder, config, architecture)
         geometry, pairs = read_geometry(config)
-        if unknown := set(pairs) - set(processing.images):
-            raise CheckpointError(
-                f"{config.where}: geometry: found points of {min(unknown)}, expected images of the policy: "
-                f"{', '.join(processing.images)}"
-            )
+        require_images(pairs, processing.images, config.where)
         found = PiCheckpoint(
             **lerobot_fields(config, "num_inference_steps", horizon, processing),
             folder=folder,

@@ -158,7 +158,7 @@ class FlowTrainee(nn.Module):
         patches = patches.reshape(len(batch.tokens), -1, patches.shape[-1])  # [B, cameras * patches, width]
         if self.network.geometry is not None:
             assert batch.positions is not None
-            patches = patches + self.network.geometry(batch.positions.flatten(1, 2)).to(patches.dtype)
+            patches = self.network.geometry.added(patches, batch.positions.flatten(1, 2))
         words = self._words(batch.tokens)
         seen = batch.seen.repeat_interleave(patches.shape[1] // cameras, dim=1)
         if self.state_in_prefix:

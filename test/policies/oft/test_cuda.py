@@ -10,6 +10,7 @@ from benchmarks.models.subject import random_weights
 from tools.checkpoints.tiny import tiny_architecture
 from vla_ros.types import RawImage
 from vla_ros.vision.preprocess import process
+from vla_ros_models.engine.shapes import GeometryShape
 from vla_ros_models.oft.inference import ChunkRequest, check_chunks, make_chunk_engine, plain_inference
 from vla_ros_models.oft.network import Layout, OFTModel
 from vla_ros_models.oft.processing import OFTResize
@@ -36,7 +37,9 @@ def ask(layout, seed):
     images = list(rng.integers(0, 256, (layout.images, 224, 224, 3), dtype=np.uint8))
     prompt = np.array([1, *rng.integers(3, 400, rng.integers(5, 60)), 500])
     state, noise = rng.uniform(-1, 1, layout.state), rng.normal(size=(layout.chunk, layout.action))
-    return ChunkRequest(images, prompt, state, noise)
+    positions = rng.uniform(-1, 1, (layout.images, 256, 3)).astype(np.float32)
+    positions[rng.random(positions.shape[:2]) < 0.3] = np.nan
+    return ChunkRequest(images, prompt, state, noise, positions)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +49,8 @@ def ask(layout, seed):
         (replace(LIBERO, images=1, state=0), 20),
         (Layout(3, 25, 14, 14, "l1", True), 40),
         (replace(LIBERO, head="diffusion"), 20),
+        (replace(LIBERO, geometry=GeometryShape()), 40),
+        (Layout(3, 25, 14, 14, "l1", True, GeometryShape()), 20),
     ],
 )
 def test_graphs_give_the_reference_chunks(layout, count):

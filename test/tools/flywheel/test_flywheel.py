@@ -15,7 +15,8 @@ pytest.importorskip("torch", reason="the library torch is not installed (extra '
 pytest.importorskip("peft", reason="the library peft is not installed (extra 'train')")
 
 from tools.flywheel.__main__ import TRAININGS, Flywheel, Job
-from tools.flywheel.collect import collect
+from tools.flywheel.collect import EXPERT, collect
+from tools.geometry import CHUNKS
 from vla_ros.cli.main import main
 from vla_ros.config import load
 from vla_ros.config.files import config_file
@@ -54,6 +55,25 @@ def test_a_person_corrects_and_the_command_trains_on_it(tmp_path: Path) -> None:
     words += ["--workers", "0", "--device", "cpu", "-p", "policy.device:=cpu", "-p", "policy.self_test:=false"]
     assert main(words) == 0
     assert (tmp_path / "out" / "evidence" / "evidence.json").exists()
+
+
+def test_a_demonstration_of_the_expert_moves_at_the_pace_of_its_plan(tmp_path: Path) -> None:
+    """The farthest that eight commands in turn move a joint, where the expert decides seldom, and at each step."""
+    config = load(
+        [config_file("demo"), config_file("demo_pi")], ["policy.checkpoint:=demo-pi", "policy.device:=cpu"]
+    )
+    spec, farthest = create(config).describe(), {}
+    for name, how in (("parts", CHUNKS), ("steps", "-p control.rate_hz:=20.0")):
+        bags = tmp_path / name
+        [outcome] = collect("autonomous", EXPERT, bags, 1, 2_000_000, 1, f"--camera-turn 10 {how}")
+        assert outcome["success"]
+        assert not outcome["takeovers"]
+        samples = open_samples([bags], spec, config)
+        assert len(samples) >= outcome["steps"] - 1, "all of it is trained on"
+        actions = np.concatenate([one.actions for one in samples.data])
+        farthest[name] = np.abs(actions[8:, :7] - actions[:-8, :7]).max()
+        assert set(actions[:, 7]) == {0.0, 1.0}
+    assert farthest["parts"] > 1.2 * farthest["steps"]
 
 
 def test_the_command_resumes_where_it_failed(tmp_path: Path) -> None:
