@@ -1,7 +1,8 @@
-"""Measure what geometric tokens gain on the simulated table; resumes where it was stopped.
+"""Measure what geometric tokens gain, on the simulated table or on LIBERO; resumes where it was stopped.
 
 python -m tools.geometry FOLDER
 python -m tools.geometry FOLDER --gpus 2 --processes 30 --seconds 430
+python -m tools.geometry FOLDER --libero ~/libero/bin/python --shards 5      in a clone; Python of LIBERO and vla-eval
 
 Trains small pi0.5 of one size on the same demonstrations, with and without tokens, and compares their success on
 the same held-out scenes: as trained, with targets outside the region of the demonstrations, and with the camera
@@ -23,6 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tools.libero.expert import TASKS
+from tools.libero.scene import POINTS
+from tools.libero.score import NODE
 from tools.train.data import POINTS_OPTIONS, size_options
 from vla_ros_lab.eval.intervals import paired, wilson
 from vla_ros_lab.eval.results import read_results
@@ -32,9 +36,9 @@ SHRINK = 0.06
 
 WRONG, SENSOR = ("-b", "extrinsics=[0.02, 3.0]"), ("-b", "depth_sensor=true")
 PLACES: Mapping[str, tuple[str, ...]] = {
-    "displaced by 8 cm": ("-b", "displace=0.08"),
-    "camera moved by 22.5 degrees": ("-b", "camera_turn=22.5"),
     "as trained": (),
+    "camera moved by 22.5 degrees": ("-b", "camera_turn=22.5"),
+    "displaced by 8 cm": ("-b", "displace=0.08"),
     "displaced by 4 cm": ("-b", "displace=0.04"),
     "displaced by 12 cm": ("-b", "displace=0.12"),
     "camera moved by 10 degrees": ("-b", "camera_turn=10.0"),
@@ -64,6 +68,9 @@ DATA = (
     f"--points --shrink {SHRINK}"
 )
 
+SPREAD = 0.5
+"""Share of the usual distances by which LIBERO's objects are moved in demonstrations, for the same reason."""
+
 SIDE = 112
 SMALL_DATA = f"--objects 1 --switch-share 0 --side {SIDE}"
 SMALL_NET = (
@@ -86,6 +93,10 @@ class Net:
         return f"{self.kind}-{self.shift}-{self.seed}"
 
 
+Outcomes = Mapping[tuple[int, str, int], bool]
+"""Whether an episode succeeded, by the policy's seed, the task and the initial state."""
+
+
 class StopError(Exception):
     """No time is left."""
 
@@ -96,13 +107,13 @@ class Commands:
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
 
-    def run(self, log: Path, *words: object, **variables: str) -> None:
-        """Run a command of this Python with its output in ``log``; raises StopError, or CalledProcessError."""
+    def run(self, log: Path, *words: object, python: str = sys.executable, **variables: str) -> None:
+        """Run a module of a Python with its output in ``log``; raises StopError, or CalledProcessError."""
         left = self._end - time.monotonic()
         if left <= 0:
             raise StopError
         log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", *map(str, words)]
+        command = [python, "-m", *map(str, words)]
         with log.open("a", encoding="utf-8") as stream:
             environment = {**os.environ, **variables}
             running = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
@@ -117,15 +128,19 @@ class Commands:
 
 
 class Study:
-    """The stages; each resumes, and does nothing if it is done."""
+    """The stages, on the simulated table; each resumes, and does nothing if it is done."""
+
+    max_steps = 100  # control steps of an episode, at 20 Hz
+    _last = "README.md"  # file that an export writes last
 
     def __init__(self, given: argparse.Namespace) -> None:
         self._given = given
         self._folder: Path = given.folder
         self._commands = Commands(given.seconds)
         self._devices: queue.Queue[int] = queue.Queue()
-        for index in range(max(given.gpus, 1)):
-            self._devices.put(index)
+        self._trainings = given.trainings or max(given.gpus, 1)
+        for index in range(self._trainings):
+            self._devices.put(index % max(given.gpus, 1))
         self.nets = [
             Net(kind, shift, seed)
             for seed in range(given.seeds)
@@ -141,36 +156,48 @@ class Study:
     def train(self, net: Net) -> Path:
         """Return the folder of the checkpoint."""
         given, run, output = self._given, self._folder / "runs" / net.name, self._folder / "checkpoints" / net.name
-        if (output / "README.md").exists():
+        if (output / self._last).exists():
             return output
-        how: tuple[object, ...] = ("--steps", given.steps, "--batch", given.batch)
-        how += ("--learning-rate", given.learning_rate, *(SMALL_NET.split() if given.small else ()))
-        how += ("--warmup", min(200, given.steps // 4), "--seed", net.seed, "--shift", net.shift)
+        how: tuple[object, ...] = ("--steps", given.steps, "--batch", given.batch, "--seed", net.seed)
+        how += ("--learning-rate", given.learning_rate, "--warmup", min(200, given.steps // 4))
         how += (*(("--geometry",) if net.kind == TOKENS else ()), *(("--compile",) if given.compile else ()))
         device = self._devices.get()
         try:
             threads = {"OMP_NUM_THREADS": str(given.threads), "CUDA_VISIBLE_DEVICES": str(device)}
+            fit, export = self._stages(net)
             log = self._log(net.name)
-            self._commands.run(log, "tools.train", "fit-flow", self._folder / "data", run, *how, **threads)
-            self._commands.run(log, "tools.train", "export-flow", run, output, **threads)
+            self._commands.run(log, *fit, self._folder / "data", run, *how, **threads)
+            self._commands.run(log, *export, run, output, **threads)
         finally:
             self._devices.put(device)
         return output
 
+    def _stages(self, net: Net) -> tuple[Sequence[object], Sequence[object]]:
+        """Return the beginnings of the commands that train and that export."""
+        fit = ("fit-flow", "--shift", net.shift, *(SMALL_NET.split() if self._given.small else ()))
+        return ("tools.train", *fit), ("tools.train", "export-flow")
+
     def score(self, net: Net, name: str, words: Sequence[str]) -> None:
         """Score a policy in one condition."""
         given, file = self._given, self._file(net, name)
-        options = ["policy.device:=cpu", "policy.threads:=1", "control.execute_steps:=8"]
-        options += [*POINTS_OPTIONS] if net.kind == TOKENS else []
-        options += size_options(SIDE) if given.small else ()
+        benchmark, options = self._scenes(net)
+        options = ["policy.device:=cpu", "policy.threads:=1", "control.execute_steps:=8", *options]
         node = [word for option in options for word in ("-p", option)]
-        scenes = ("--seed", SCENES, "--episodes", given.episodes, "--max-steps", given.max_steps)
-        table = ["-b", f"shrink={SHRINK}", *(("-b", "objects=1") if given.small else ())]
-        how = ("--sync", "--resume", "--shards", given.shards, *table, "--json", file)
-        what = ("--policy", "pi", "--checkpoint", self._folder / "checkpoints" / net.name)
+        how = ("--sync", "--resume", "--shards", given.shards, "--max-steps", given.max_steps or self.max_steps)
+        what = ("--policy", "pi", "--checkpoint", self._folder / "checkpoints" / net.name, "--json", file)
         log, cpu = self._log(f"{file.stem}-eval"), {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._commands.run(log, "vla_ros.cli", "eval", "table", *what, *scenes, *how, *words, *node, **cpu)
+        self._commands.run(log, "vla_ros.cli", "eval", *benchmark, *what, *how, *words, *node, **cpu)
+
+    def _scenes(self, net: Net) -> tuple[Sequence[object], Sequence[str]]:
+        """Return the words that say which scenes are run, and the node's options."""
+        given = self._given
+        scenes = ("table", "--seed", SCENES, "--episodes", given.episodes, "-b", f"shrink={SHRINK}")
+        options = POINTS_OPTIONS if net.kind == TOKENS else ()
+        return (*scenes, *(("-b", "objects=1") if given.small else ())), (
+            *options,
+            *(size_options(SIDE) if given.small else ()),
+        )
 
     def run(self) -> list[str]:
         """Run all stages; return what failed."""
@@ -197,7 +224,7 @@ class Study:
         for one in scorers:
             one.start()
         try:
-            with ThreadPoolExecutor(max(given.gpus, 1)) as trainers:
+            with ThreadPoolExecutor(self._trainings) as trainers:
                 list(trainers.map(train, range(len(self.nets))))
         finally:
             for _ in scorers:
@@ -229,11 +256,11 @@ class Study:
                     found.append({"shift": shift, "place": place, "points": how, **_compared(plain[place], tokens)})
         return found
 
-    def _outcomes(self, kind: str, shift: int, name: str) -> dict[tuple[int, int], bool]:
+    def _outcomes(self, kind: str, shift: int, name: str) -> Outcomes:
         nets = [net for net in self.nets if (net.kind, net.shift) == (kind, shift)]
         files = [(net.seed, self._file(net, name)) for net in nets]
         read = [(seed, read_results(file)) for seed, file in files if file.exists()]
-        return {(seed, key[1]): won for seed, one in read for key, won in one.items() if won is not None}
+        return {(seed, *key): won for seed, one in read for key, won in one.items() if won is not None}
 
     def _file(self, net: Net, name: str) -> Path:
         return self._folder / "scores" / f"{net.name}-{name.replace(', ', '-').replace(' ', '_')}.json"
@@ -242,7 +269,46 @@ class Study:
         return self._folder / "logs" / f"{name}.log"
 
 
-def _compared(plain: Mapping[tuple[int, int], bool], tokens: Mapping[tuple[int, int], bool]) -> dict[str, Any]:
+class LiberoStudy(Study):
+    """The same on five tasks of LIBERO, whose Python is ``--libero``; both cameras have points."""
+
+    max_steps = 220
+    _last = "tokenizer.json"
+
+    def record(self) -> None:
+        given, done = self._given, self._folder / "data" / "done"
+        if done.exists():
+            return
+        count = max(len(TASKS), given.processes // len(TASKS) * len(TASKS))  # as many of each task
+        how = (
+            "--processes",
+            count,
+            "--episodes",
+            -(-given.demonstrations // count),
+            "--points",
+            "--spread",
+            SPREAD,
+        )
+        how += ("--seconds", given.record_seconds)
+        self._commands.run(
+            self._log("data"), "tools.libero.record", self._folder / "data", *how, python=given.libero
+        )
+        done.touch()
+
+    def _stages(self, net: Net) -> tuple[Sequence[object], Sequence[object]]:
+        return ("tools.libero", "fit"), ("tools.libero", "export")
+
+    def _scenes(self, net: Net) -> tuple[Sequence[object], Sequence[str]]:
+        scenes = ("tools.libero.benchmark:Benchmark", "--python", self._given.libero, "-b", f"spread={SPREAD}")
+        scenes += ("--tasks", ",".join(map(str, TASKS)), "--episodes", -(-self._given.episodes // len(TASKS)))
+        if net.kind == PLAIN:
+            return scenes, NODE[1::2]
+        keys = ("agent", "wrist", *POINTS)
+        options = f"camera.keys:=[{', '.join(keys)}]", f"camera.topics:=[{', '.join(f'/{key}' for key in keys)}]"
+        return (*scenes, "-b", "points=true"), (*NODE[1::2], *options, "robot.base_frame:=robot0_base")
+
+
+def _compared(plain: Outcomes, tokens: Outcomes) -> dict[str, Any]:
     both = plain.keys() & tokens.keys()
     lost, gained = (
         sum(one[key] and not other[key] for key in both) for one, other in ((plain, tokens), (tokens, plain))
@@ -294,13 +360,18 @@ def main() -> int:
         help="patches by which images are shifted at most",
     )
     add("--episodes", type=int, default=100, metavar="N", help="held-out scenes of a condition")
-    add("--max-steps", type=int, default=100, metavar="N", help="control steps of an episode, at 20 Hz")
-    add("--gpus", type=int, default=0, metavar="N", help="trainings at a time, each on its own GPU if there are")
+    add("--max-steps", type=int, metavar="N", help="control steps of an episode, at 20 Hz (table 100, LIBERO 220)")
+    add("--gpus", type=int, default=0, metavar="N", help="GPUs that train")
+    add("--trainings", type=int, metavar="N", help="trainings at a time (default: one a GPU)")
     add("--processes", type=int, default=max(1, cores - 2), metavar="N", help="processes of all evaluations")
     add("--shards", type=int, default=4, metavar="N", help="processes of one evaluation")
     add("--seconds", type=float, default=1e9, metavar="S", help="end after this long; the next run goes on")
+    add("--libero", metavar="PY", help="measure on LIBERO, whose Python this is")
+    add("--record-seconds", type=float, default=1e9, metavar="S", help="of LIBERO's demonstrations, at most")
     given = parser.parse_args()
-    study = Study(given)
+    if given.libero and (given.small or given.shifts != [0]):
+        parser.error("--libero: --small and --shifts are the table's")
+    study = LiberoStudy(given) if given.libero else Study(given)
     failed: list[str] = []
     try:
         failed = study.run()

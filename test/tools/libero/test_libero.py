@@ -11,7 +11,8 @@ from test.tools.train.test_flow import SMALL
 from tools.libero import fit
 from tools.libero.expert import RIM, act
 from tools.libero.fit import HORIZON, IMAGES, INSTRUCTIONS, NETWORK, Run, export, network_of
-from tools.libero.record import SIZE, halved, rotation_vector
+from tools.libero.record import halved, rotation_vector
+from tools.libero.scene import PATCH, SIZE
 from tools.libero.score import NODE, cells
 from tools.train.recipe import FitOptions, FitRecipe
 from vla_ros.config import load
@@ -85,6 +86,7 @@ def write_demonstrations(folder: Path) -> None:
         states=random.normal(size=(6, 8)).astype(np.float32),
         places=random.normal(size=(6, 6)).astype(np.float32),
         pixels=random.uniform(size=(6, 5, 2)).astype(np.float32),
+        positions=random.normal(size=(6, 2, (SIZE // PATCH) ** 2, 3)).astype(np.float32),
         steps=np.array([1, 3, 5, 2, 4, 6], np.int32),
         actions=random.uniform(-1, 1, (16, 7)).astype(np.float32),
         lengths=np.array([7, 9], np.int32),
