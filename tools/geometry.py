@@ -2,7 +2,7 @@
 
 python -m tools.geometry FOLDER
 python -m tools.geometry FOLDER --gpus 2 --processes 30 --seconds 430
-python -m tools.geometry FOLDER --libero ~/libero/bin/python --shards 5      in a clone; Python of LIBERO and vla-eval
+python -m tools.geometry FOLDER --libero ~/libero/bin/python --shards 5      Python of LIBERO and vla-eval
 
 Trains small pi0.5 of one size on the same demonstrations, with and without tokens, and compares their success on
 the same held-out scenes: as trained, with targets outside the region of the demonstrations, and with the camera
@@ -10,6 +10,7 @@ moved around the table. Policies with tokens also run with the depth of a stereo
 """
 
 import argparse
+import itertools
 import json
 import os
 import queue
@@ -137,10 +138,11 @@ class Study:
         self._given = given
         self._folder: Path = given.folder
         self._commands = Commands(given.seconds)
-        self._devices: queue.Queue[int] = queue.Queue()
+        self._devices: queue.Queue[str] = queue.Queue()
         self._trainings = given.trainings or max(given.gpus, 1)
-        for index in range(self._trainings):
-            self._devices.put(index % max(given.gpus, 1))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(max(given.gpus, 1))))
+        for _, device in zip(range(self._trainings), itertools.cycle(visible.split(",")), strict=False):
+            self._devices.put(device)
         self.nets = [
             Net(kind, shift, seed)
             for seed in range(given.seeds)
@@ -163,7 +165,7 @@ class Study:
         how += (*(("--geometry",) if net.kind == TOKENS else ()), *(("--compile",) if given.compile else ()))
         device = self._devices.get()
         try:
-            threads = {"OMP_NUM_THREADS": str(given.threads), "CUDA_VISIBLE_DEVICES": str(device)}
+            threads = {"OMP_NUM_THREADS": str(given.threads), "CUDA_VISIBLE_DEVICES": device}
             fit, export = self._stages(net)
             log = self._log(net.name)
             self._commands.run(log, *fit, self._folder / "data", run, *how, **threads)
@@ -280,16 +282,8 @@ class LiberoStudy(Study):
         if done.exists():
             return
         count = max(len(TASKS), given.processes // len(TASKS) * len(TASKS))  # as many of each task
-        how = (
-            "--processes",
-            count,
-            "--episodes",
-            -(-given.demonstrations // count),
-            "--points",
-            "--spread",
-            SPREAD,
-        )
-        how += ("--seconds", given.record_seconds)
+        how: tuple[object, ...] = ("--processes", count, "--episodes", -(-given.demonstrations // count))
+        how += ("--points", "--spread", SPREAD, "--seconds", given.record_seconds)
         self._commands.run(
             self._log("data"), "tools.libero.record", self._folder / "data", *how, python=given.libero
         )
@@ -303,9 +297,14 @@ class LiberoStudy(Study):
         scenes += ("--tasks", ",".join(map(str, TASKS)), "--episodes", -(-self._given.episodes // len(TASKS)))
         if net.kind == PLAIN:
             return scenes, NODE[1::2]
-        keys = ("agent", "wrist", *POINTS)
-        options = f"camera.keys:=[{', '.join(keys)}]", f"camera.topics:=[{', '.join(f'/{key}' for key in keys)}]"
-        return (*scenes, "-b", "points=true"), (*NODE[1::2], *options, "robot.base_frame:=robot0_base")
+        keys = f"camera.keys:=[agent, wrist, {', '.join(POINTS)}]"
+        topics = ", ".join(f"/{name}/image" for name in ("agentview", "wrist", *POINTS))
+        return (*scenes, "-b", "points=true"), (
+            *NODE[1::2],
+            keys,
+            f"camera.topics:=[{topics}]",
+            "robot.base_frame:=robot0_base",
+        )
 
 
 def _compared(plain: Outcomes, tokens: Outcomes) -> dict[str, Any]:

@@ -72,9 +72,7 @@ class Frames(Pool):
     places: Tensor  # float32 [N, 6], bowl and plate relative to the tip, metres
     patches: Tensor  # int64 [N, objects], patch of each object in the first image; -1 outside
     asked: Tensor  # int64 [N], the instruction
-    positions: (
-        Tensor  # float32 [N, cameras, patches, 3], metres, NaN where unknown; [N, cameras, 0, 3]: not recorded
-    )
+    positions: Tensor  # float32 [N, cameras, patches, 3], m, NaN where unknown; patches 0: not recorded
     prompts: FlowPrompts  # of every instruction
 
 

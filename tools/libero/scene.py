@@ -130,16 +130,15 @@ class Scene:
 
         from vla_ros_lab.sim.depth import misplaced, sensed, unproject
 
-        changes, data, index = self._changes, self.sim.data, self.sim.model.camera_name2id(camera)
-        depth, fovy = (
-            get_real_depth_map(self.sim, obs[f"{camera}_depth"][::-1, :, 0]),
-            self.sim.model.cam_fovy[index],
-        )
+        changes, data, model = self._changes, self.sim.data, self.sim.model
+        index = model.camera_name2id(camera)
+        depth = get_real_depth_map(self.sim, obs[f"{camera}_depth"][::-1, :, 0])
+        fovy = model.cam_fovy[index]
         if changes.depth_sensor:
             depth = sensed(depth, fovy, self._sensing)
         wrong, pose = np.random.default_rng([self._state, 0xCA1, index]), obs[f"{camera}_pose"]
         position, rotation = misplaced(pose[:3], pose[3:].reshape(3, 3), *changes.extrinsics, wrong)
-        base = self.sim.model.body_name2id("robot0_base")
+        base = model.body_name2id("robot0_base")
         turn = data.body_xmat[base].reshape(3, 3).T
         points = unproject(depth, fovy, turn @ (position - data.body_xpos[base]), turn @ rotation)
         return points[::2, ::-2]  # images are sent turned by half a turn, from a renderer that begins at the bottom
