@@ -295,6 +295,7 @@ class LiberoStudy(Study):
     def _scenes(self, net: Net) -> tuple[Sequence[object], Sequence[str]]:
         scenes = ("tools.libero.benchmark:Benchmark", "--python", self._given.libero, "-b", f"spread={SPREAD}")
         scenes += ("--tasks", ",".join(map(str, TASKS)), "--episodes", -(-self._given.episodes // len(TASKS)))
+        scenes += ("--step-timeout", 300)
         if net.kind == PLAIN:
             return scenes, NODE[1::2]
         keys = f"camera.keys:=[agent, wrist, {', '.join(POINTS)}]"
@@ -370,6 +371,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.libero and (given.small or given.shifts != [0]):
         parser.error("--libero: --small and --shifts are the table's")
+    sources = Path(__file__).parents[1] / "src"  # which LIBERO's Python needs, too
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(sources), os.environ.get("PYTHONPATH", "")])
     study = LiberoStudy(given) if given.libero else Study(given)
     failed: list[str] = []
     try:
