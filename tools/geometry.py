@@ -30,7 +30,6 @@ from tools.libero.scene import POINTS
 from tools.libero.score import NODE
 from tools.train.data import POINTS_OPTIONS, size_options
 from vla_ros_lab.eval.intervals import paired, wilson
-from vla_ros_lab.eval.results import read_results
 
 SHRINK = 0.06
 """Metres by which the region of the demonstrations' objects is smaller, so that the camera sees what is outside."""
@@ -260,9 +259,11 @@ class Study:
 
     def _outcomes(self, kind: str, shift: int, name: str) -> Outcomes:
         nets = [net for net in self.nets if (net.kind, net.shift) == (kind, shift)]
-        files = [(net.seed, self._file(net, name)) for net in nets]
-        read = [(seed, read_results(file)) for seed, file in files if file.exists()]
-        return {(seed, *key): won for seed, one in read for key, won in one.items() if won is not None}
+        logs = [(net.seed, self._file(net, name).with_suffix(".episodes.jsonl")) for net in nets]
+        texts = [(seed, log.read_text(encoding="utf-8").rpartition("\n")[0]) for seed, log in logs if log.exists()]
+        read = [(seed, json.loads(line)) for seed, text in texts for line in text.splitlines()[1:]]
+        ended = [(seed, one) for seed, one in read if one["success"] is not None]
+        return {(seed, one["task"], one["state"]): one["success"] for seed, one in ended}
 
     def _file(self, net: Net, name: str) -> Path:
         return self._folder / "scores" / f"{net.name}-{name.replace(', ', '-').replace(' ', '_')}.json"
