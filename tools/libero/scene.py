@@ -169,7 +169,7 @@ class Scene:
         for _ in range(_TRIES):
             place, axis = random.uniform(low, high), random.integers(2)
             place[axis] = random.choice([low[axis] - far, high[axis] + far])
-            if _free({**start, BOWL: place}):
+            if all(_free({name: other, BOWL: place}) for name, other in start.items() if name != BOWL):
                 self._put({BOWL: place})
                 if not self._touched():
                     return
