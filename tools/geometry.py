@@ -294,9 +294,9 @@ class LiberoStudy(Study):
         return ("tools.libero", "fit"), ("tools.libero", "export")
 
     def _scenes(self, net: Net) -> tuple[Sequence[object], Sequence[str]]:
-        scenes = ("tools.libero.benchmark:Benchmark", "--python", self._given.libero, "-b", f"spread={SPREAD}")
+        scenes: tuple[object, ...] = ("tools.libero.benchmark:Benchmark", "--python", self._given.libero)
         scenes += ("--tasks", ",".join(map(str, TASKS)), "--episodes", -(-self._given.episodes // len(TASKS)))
-        scenes += ("--step-timeout", 300)
+        scenes += ("--step-timeout", 300, "-b", f"spread={SPREAD}")
         if net.kind == PLAIN:
             return scenes, NODE[1::2]
         keys = f"camera.keys:=[agent, wrist, {', '.join(POINTS)}]"

@@ -22,12 +22,13 @@ class Benchmark(LIBEROBenchmark):  # type: ignore[misc]
         changes = {field.name: given.pop(field.name) for field in fields(Changes) if field.name in given}
         super().__init__(**{"suite": SUITE, **given})
         self._points, self._changes = points, Changes(**changes)
+        self._task_id: int | None = None
 
     def reset(self, task: Mapping[str, Any]) -> Any:
-        if self._current_task_id != task["task_id"]:
+        if self._task_id != task["task_id"]:
             self.cleanup()
             self._scene = Scene(task["task_id"], self.seed, self._points, self._changes)
-            self._env, self._current_task_id = self._scene.env, task["task_id"]
+            self._env, self._task_id = self._scene.env, task["task_id"]
         self._env.seed(1000 * self.seed + task["episode_idx"])  # draws where cabinet and stove stand
         self._scene.begin(task["episode_idx"])
         return self._scene.settle()
