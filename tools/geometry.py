@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -207,13 +207,19 @@ class Study:
         jobs: queue.PriorityQueue[tuple[int, int, Net | None]] = queue.PriorityQueue()
         failed: list[str] = []
 
+        trained, lock = set[Net](), threading.Lock()
+
         def train(position: int) -> None:
             net = self.nets[position]
             with self._noted(failed):
                 self.train(net)
-                most = min(given.conditions, len(CONDITIONS) if net.kind == TOKENS else len(PLACES))
-                for index in range(most):
-                    jobs.put((index, position, net))
+                with lock:  # both of a pair, or the first to be trained would take all the time
+                    trained.add(net)
+                    pair = [replace(net, kind=kind) for kind in (PLAIN, TOKENS)]
+                    for one in pair if trained.issuperset(pair) else ():
+                        most = min(given.conditions, len(CONDITIONS) if one.kind == TOKENS else len(PLACES))
+                        for index in range(most):
+                            jobs.put((index, self.nets.index(one), one))
 
         def score() -> None:
             while (job := jobs.get())[2] is not None:
