@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tools.libero.expert import TASKS
@@ -132,6 +133,7 @@ class Study:
 
     max_steps = 100  # control steps of an episode, at 20 Hz
     _last = "README.md"  # file that an export writes last
+    _without_gpu: Mapping[str, str] = MappingProxyType({"CUDA_VISIBLE_DEVICES": ""})
 
     def __init__(self, given: argparse.Namespace) -> None:
         self._given = given
@@ -186,7 +188,7 @@ class Study:
         node = [word for option in options for word in ("-p", option)]
         how = ("--sync", "--resume", "--shards", given.shards, "--max-steps", given.max_steps or self.max_steps)
         what = ("--policy", "pi", "--checkpoint", self._folder / "checkpoints" / net.name, "--json", file)
-        log, cpu = self._log(f"{file.stem}-eval"), {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        log, cpu = self._log(f"{file.stem}-eval"), {"OMP_NUM_THREADS": "1", **self._without_gpu}
         file.parent.mkdir(parents=True, exist_ok=True)
         self._commands.run(log, "vla_ros.cli", "eval", *benchmark, *what, *how, *words, *node, **cpu)
 
@@ -283,6 +285,7 @@ class LiberoStudy(Study):
 
     max_steps = 220
     _last = "tokenizer.json"
+    _without_gpu = MappingProxyType({})  # robosuite renders on it, and fails with an empty list
 
     def record(self) -> None:
         given, done = self._given, self._folder / "data" / "done"
