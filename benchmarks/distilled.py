@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a file
 
 from benchmarks.schedules import CAMERA_HZ, markdown_table
 from tools.libero.expert import TASKS
-from tools.libero.record import SUITE
+from tools.libero.scene import SUITE
 from tools.libero.score import NODE
 from tools.train.evaluate import run_command, run_demo
 from vla_ros.errors import VlaRosError

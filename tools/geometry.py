@@ -1,7 +1,8 @@
-"""Measure what geometric tokens gain on the simulated table; resumes where it was stopped.
+"""Measure what geometric tokens gain, on the simulated table or on LIBERO; resumes where it was stopped.
 
 python -m tools.geometry FOLDER
 python -m tools.geometry FOLDER --gpus 2 --processes 30 --seconds 430
+python -m tools.geometry FOLDER --libero ~/libero/bin/python --shards 5      Python of LIBERO and vla-eval
 
 Trains small pi0.5 of one size on the same demonstrations, with and without tokens, and compares their success on
 the same held-out scenes: as trained, with targets outside the region of the demonstrations, and with the camera
@@ -10,6 +11,7 @@ those without also with viewpoint adapters, trained on a few episodes with the m
 """
 
 import argparse
+import itertools
 import json
 import os
 import queue
@@ -20,16 +22,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tools.flywheel.collect import JOURNAL
+from tools.libero.expert import TASKS
+from tools.libero.scene import POINTS
+from tools.libero.score import NODE
 from tools.moved_camera import DEMONSTRATIONS, RATES, WAYS, is_trained, recording, training
 from tools.train.data import POINTS_OPTIONS, size_options
 from vla_ros_lab.eval.intervals import paired, wilson
-from vla_ros_lab.eval.results import read_results
 from vla_ros_models.view import VIEW, VIEW_FILE, VIEW_LORA, VIEWS
 
 SHRINK = 0.06
@@ -37,9 +42,9 @@ SHRINK = 0.06
 
 WRONG, SENSOR = ("-b", "extrinsics=[0.02, 3.0]"), ("-b", "depth_sensor=true")
 PLACES: Mapping[str, tuple[str, ...]] = {
-    "displaced by 8 cm": ("-b", "displace=0.08"),
-    "camera moved by 22.5 degrees": ("-b", "camera_turn=22.5"),
     "as trained": (),
+    "camera moved by 22.5 degrees": ("-b", "camera_turn=22.5"),
+    "displaced by 8 cm": ("-b", "displace=0.08"),
     "displaced by 4 cm": ("-b", "displace=0.04"),
     "displaced by 12 cm": ("-b", "displace=0.12"),
     "camera moved by 10 degrees": ("-b", "camera_turn=10.0"),
@@ -76,6 +81,9 @@ DATA = (
     "--horizon 16 --rate-hz 20 --max-steps 120 --noise-m 0 0.0015 0.003 0.0045 --every 2 --shard-episodes 10 "
     f"--points --shrink {SHRINK}"
 )
+
+SPREAD = 0.5
+"""Share of the usual distances by which LIBERO's objects are moved in demonstrations, for the same reason."""
 
 SIDE = 112
 SMALL_DATA = f"--objects 1 --switch-share 0 --side {SIDE}"
@@ -116,6 +124,10 @@ class Adaptation:
         return f"{ADAPTERS[self.adapter]} of {count} {self.way}"
 
 
+Outcomes = Mapping[tuple[int, str, int], bool]
+"""Whether an episode succeeded, by the policy's seed, the task and the initial state."""
+
+
 class StopError(Exception):
     """No time is left."""
 
@@ -126,13 +138,13 @@ class Commands:
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
 
-    def run(self, log: Path, *words: object, **variables: str) -> None:
-        """Run a command of this Python with its output in ``log``; raises StopError, or CalledProcessError."""
+    def run(self, log: Path, *words: object, python: str = sys.executable, **variables: str) -> None:
+        """Run a module of a Python with its output in ``log``; raises StopError, or CalledProcessError."""
         left = self._end - time.monotonic()
         if left <= 0:
             raise StopError
         log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", *map(str, words)]
+        command = [python, "-m", *map(str, words)]
         with log.open("a", encoding="utf-8") as stream:
             environment = {**os.environ, **variables}
             running = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
@@ -147,7 +159,11 @@ class Commands:
 
 
 class Study:
-    """The stages; each resumes, and does nothing if it is done."""
+    """The stages, on the simulated table; each resumes, and does nothing if it is done."""
+
+    max_steps = 100  # control steps of an episode, at 20 Hz
+    _last = "README.md"  # file that an export writes last
+    _without_gpu: Mapping[str, str] = MappingProxyType({"CUDA_VISIBLE_DEVICES": ""})
 
     def __init__(self, given: argparse.Namespace) -> None:
         self._given = given
@@ -155,9 +171,10 @@ class Study:
         self._commands = Commands(given.seconds)
         every = ",".join(map(str, range(max(given.gpus, 1))))
         self._gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or every).split(",")[: max(given.gpus, 1)]
+        self._trainings = given.trainings or len(self._gpus)
         self._devices: queue.Queue[str] = queue.Queue()
-        for one in self._gpus:
-            self._devices.put(one)
+        for _, device in zip(range(self._trainings), itertools.cycle(self._gpus), strict=False):
+            self._devices.put(device)
         self.nets = [
             Net(kind, shift, seed) for seed in range(given.seeds) for shift in given.shifts for kind in given.kinds
         ]
@@ -166,7 +183,7 @@ class Study:
             for way in given.ways
             for turn in given.turns
             for net in self.nets
-            if net.kind == PLAIN and given.adapted
+            if net.kind == PLAIN and given.adapted and not given.libero
             for adapter in VIEWS
         ]
         self._recording = threading.Lock()
@@ -183,16 +200,16 @@ class Study:
         given, run, output = self._given, self._folder / "runs" / net.name, self._checkpoint(net)
         if self._is_exported(net):
             return output
-        how: tuple[object, ...] = ("--steps", given.steps, "--batch", given.batch)
-        how += ("--learning-rate", given.learning_rate, *(SMALL_NET.split() if given.small else ()))
-        how += ("--warmup", min(200, given.steps // 4), "--seed", net.seed, "--shift", net.shift)
+        how: tuple[object, ...] = ("--steps", given.steps, "--batch", given.batch, "--seed", net.seed)
+        how += ("--learning-rate", given.learning_rate, "--warmup", min(200, given.steps // 4))
         how += (*(("--geometry",) if net.kind == TOKENS else ()), *(("--compile",) if given.compile else ()))
         device = self._devices.get()
         try:
             threads = {"OMP_NUM_THREADS": str(given.threads), "CUDA_VISIBLE_DEVICES": device}
+            fit, export = self._stages(net)
             log = self._log(net.name)
-            self._commands.run(log, "tools.train", "fit-flow", self._folder / "data", run, *how, **threads)
-            self._commands.run(log, "tools.train", "export-flow", run, output, **threads)
+            self._commands.run(log, *fit, self._folder / "data", run, *how, **threads)
+            self._commands.run(log, *export, run, output, **threads)
         finally:
             self._devices.put(device)
         return output
@@ -220,20 +237,32 @@ class Study:
             self._commands.run(self._log(output.name), *words, **threads)
         return output / VIEW_FILE
 
+    def _stages(self, net: Net) -> tuple[Sequence[object], Sequence[object]]:
+        """Return the beginnings of the commands that train and that export."""
+        fit = ("fit-flow", "--shift", net.shift, *(SMALL_NET.split() if self._given.small else ()))
+        return ("tools.train", *fit), ("tools.train", "export-flow")
+
     def score(self, net: Net, name: str, words: Sequence[str]) -> None:
         """Score a policy in one condition."""
         given, file = self._given, self._file(net, name)
-        options = ["policy.device:=cpu", "policy.threads:=1", "control.execute_steps:=8"]
-        options += [*POINTS_OPTIONS] if net.kind == TOKENS else []
-        options += size_options(SIDE) if given.small else ()
+        benchmark, options = self._scenes(net)
+        options = ["policy.device:=cpu", "policy.threads:=1", "control.execute_steps:=8", *options]
         node = [word for option in options for word in ("-p", option)]
-        scenes = ("--seed", SCENES, "--episodes", given.episodes, "--max-steps", given.max_steps)
-        table = ["-b", f"shrink={SHRINK}", *(("-b", "objects=1") if given.small else ())]
-        how = ("--sync", "--resume", "--shards", given.shards, *table, "--json", file)
-        what = ("--policy", "pi", "--checkpoint", self._checkpoint(net))
-        log, cpu = self._log(f"{file.stem}-eval"), {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        how = ("--sync", "--resume", "--shards", given.shards, "--max-steps", given.max_steps or self.max_steps)
+        what = ("--policy", "pi", "--checkpoint", self._checkpoint(net), "--json", file)
+        log, cpu = self._log(f"{file.stem}-eval"), {"OMP_NUM_THREADS": "1", **self._without_gpu}
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._commands.run(log, "vla_ros.cli", "eval", "table", *what, *scenes, *how, *words, *node, **cpu)
+        self._commands.run(log, "vla_ros.cli", "eval", *benchmark, *what, *how, *words, *node, **cpu)
+
+    def _scenes(self, net: Net) -> tuple[Sequence[object], Sequence[str]]:
+        """Return the words that say which scenes are run, and the node's options."""
+        given = self._given
+        scenes = ("table", "--seed", SCENES, "--episodes", given.episodes, "-b", f"shrink={SHRINK}")
+        options = POINTS_OPTIONS if net.kind == TOKENS else ()
+        return (*scenes, *(("-b", "objects=1") if given.small else ())), (
+            *options,
+            *(size_options(SIDE) if given.small else ()),
+        )
 
     def run(self) -> list[str]:
         """Run all stages; return what failed."""
@@ -242,13 +271,19 @@ class Study:
         jobs: queue.PriorityQueue[tuple[int, int, Callable[[], None] | None]] = queue.PriorityQueue()
         failed: list[str] = []
 
+        trained, lock = set[Net](), threading.Lock()
+
         def train(position: int) -> None:
             net = self.nets[position]
             with self._noted(failed):
                 self.train(net)
-                most = min(given.conditions, len(CONDITIONS) if net.kind == TOKENS else len(PLACES))
-                for index in range(most):
-                    jobs.put((index, position, partial(self.score, net, *CONDITIONS[index])))
+                with lock:  # all kinds of a seed, or the first to be trained would take all the time
+                    trained.add(net)
+                    kinds = [replace(net, kind=kind) for kind in given.kinds]
+                    for one in kinds if trained.issuperset(kinds) else ():
+                        most = min(given.conditions, len(CONDITIONS) if one.kind == TOKENS else len(PLACES))
+                        for index in range(most):
+                            jobs.put((index, self.nets.index(one), partial(self.score, one, *CONDITIONS[index])))
 
         def adapt(position: int) -> None:
             one = self.adaptations[position]
@@ -268,7 +303,7 @@ class Study:
         for one in scorers:
             one.start()
         try:
-            with ThreadPoolExecutor(max(given.gpus, 1)) as trainers:
+            with ThreadPoolExecutor(self._trainings) as trainers:
                 list(trainers.map(train, range(len(self.nets))))
             with ThreadPoolExecutor(workers if given.gpus else 1) as trainers:
                 list(trainers.map(adapt, range(len(self.adaptations))))
@@ -305,17 +340,19 @@ class Study:
                     found.append({"shift": shift, "place": place, "with": what, **outcomes})
         return [row for row in found if row["pairs"]]
 
-    def _outcomes(self, kind: str, shift: int, name: str) -> dict[tuple[int, int], bool]:
+    def _outcomes(self, kind: str, shift: int, name: str) -> Outcomes:
         nets = [net for net in self.nets if (net.kind, net.shift) == (kind, shift)]
-        files = [(net.seed, self._file(net, name)) for net in nets]
-        read = [(seed, read_results(file)) for seed, file in files if file.exists()]
-        return {(seed, key[1]): won for seed, one in read for key, won in one.items() if won is not None}
+        logs = [(net.seed, self._file(net, name).with_suffix(".episodes.jsonl")) for net in nets]
+        texts = [(seed, log.read_text(encoding="utf-8").rpartition("\n")[0]) for seed, log in logs if log.exists()]
+        read = [(seed, json.loads(line)) for seed, text in texts for line in text.splitlines()[1:]]
+        ended = [(seed, one) for seed, one in read if one["success"] is not None]
+        return {(seed, one["task"], one["state"]): one["success"] for seed, one in ended}
 
     def _checkpoint(self, net: Net) -> Path:
         return self._folder / "checkpoints" / net.name
 
     def _is_exported(self, net: Net) -> bool:
-        return (self._checkpoint(net) / "README.md").exists()
+        return (self._checkpoint(net) / self._last).exists()
 
     def _file(self, net: Net, name: str) -> Path:
         return self._folder / "scores" / f"{net.name}-{name.replace(', ', '-').replace(' ', '_')}.json"
@@ -324,7 +361,45 @@ class Study:
         return self._folder / "logs" / f"{name}.log"
 
 
-def _compared(plain: Mapping[tuple[int, int], bool], other: Mapping[tuple[int, int], bool]) -> dict[str, Any]:
+class LiberoStudy(Study):
+    """The same on five tasks of LIBERO, whose Python is ``--libero``; both cameras have points."""
+
+    max_steps = 220
+    _last = "tokenizer.json"
+    _without_gpu = MappingProxyType({})  # robosuite renders on it, and fails with an empty list
+
+    def record(self) -> None:
+        given, done = self._given, self._folder / "data" / "done"
+        if done.exists():
+            return
+        count = max(len(TASKS), given.processes // len(TASKS) * len(TASKS))  # as many of each task
+        how: tuple[object, ...] = ("--processes", count, "--episodes", -(-given.demonstrations // count))
+        how += ("--points", "--spread", SPREAD, "--seconds", given.record_seconds)
+        self._commands.run(
+            self._log("data"), "tools.libero.record", self._folder / "data", *how, python=given.libero
+        )
+        done.touch()
+
+    def _stages(self, net: Net) -> tuple[Sequence[object], Sequence[object]]:
+        return ("tools.libero", "fit"), ("tools.libero", "export")
+
+    def _scenes(self, net: Net) -> tuple[Sequence[object], Sequence[str]]:
+        scenes: tuple[object, ...] = ("tools.libero.benchmark:Benchmark", "--python", self._given.libero)
+        scenes += ("--tasks", ",".join(map(str, TASKS)), "--episodes", -(-self._given.episodes // len(TASKS)))
+        scenes += ("--step-timeout", 300, "-b", f"spread={SPREAD}")
+        if net.kind == PLAIN:
+            return scenes, NODE[1::2]
+        keys = f"camera.keys:=[agent, wrist, {', '.join(POINTS)}]"
+        topics = ", ".join(f"/{name}/image" for name in ("agentview", "wrist", *POINTS))
+        return (*scenes, "-b", "points=true"), (
+            *NODE[1::2],
+            keys,
+            f"camera.topics:=[{topics}]",
+            "robot.base_frame:=robot0_base",
+        )
+
+
+def _compared(plain: Outcomes, other: Outcomes) -> dict[str, Any]:
     both = plain.keys() & other.keys()
     lost, gained = (sum(a[key] and not b[key] for key in both) for a, b in ((plain, other), (other, plain)))
     found: dict[str, Any] = {}
@@ -374,8 +449,9 @@ def main() -> int:
         help="patches by which images are shifted at most",
     )
     add("--episodes", type=int, default=100, metavar="N", help="held-out scenes of a condition")
-    add("--max-steps", type=int, default=100, metavar="N", help="control steps of an episode, at 20 Hz")
-    add("--gpus", type=int, default=0, metavar="N", help="trainings at a time, each on its own GPU if there are")
+    add("--max-steps", type=int, metavar="N", help="control steps of an episode, at 20 Hz (table 100, LIBERO 220)")
+    add("--gpus", type=int, default=0, metavar="N", help="GPUs that train")
+    add("--trainings", type=int, metavar="N", help="trainings at a time (default: one a GPU)")
     add("--processes", type=int, default=max(1, cores - 2), metavar="N", help="processes of all evaluations")
     add("--shards", type=int, default=4, metavar="N", help="processes of one evaluation")
     add("--kinds", nargs="+", default=[PLAIN, TOKENS], choices=(PLAIN, TOKENS), help="of policies")
@@ -386,8 +462,14 @@ def main() -> int:
     rates = [RATES[one] for one in VIEWS]
     add("--adapter-rates", type=float, nargs=2, default=rates, metavar="R", help="learning rates of FTM and FLA")
     add("--seconds", type=float, default=1e9, metavar="S", help="end after this long; the next run goes on")
+    add("--libero", metavar="PY", help="measure on LIBERO, whose Python this is")
+    add("--record-seconds", type=float, default=1e9, metavar="S", help="of LIBERO's demonstrations, at most")
     given = parser.parse_args()
-    study = Study(given)
+    if given.libero and (given.small or given.shifts != [0]):
+        parser.error("--libero: --small and --shifts are the table's")
+    sources = Path(__file__).parents[1] / "src"  # which LIBERO's Python needs, too
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(sources), os.environ.get("PYTHONPATH", "")])
+    study = LiberoStudy(given) if given.libero else Study(given)
     failed: list[str] = []
     try:
         failed = study.run()

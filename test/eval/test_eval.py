@@ -205,6 +205,15 @@ def test_an_episode_whose_environment_misbehaves_is_an_error_and_the_rest_goes_o
     assert "success" not in bad["metrics"]
 
 
+@needs_vla_eval
+def test_points_of_a_benchmark_reach_the_policy_aligned_to_its_image() -> None:
+    """It takes the goal from the point of the goal's pixel; its camera's name is not the policy's."""
+    keys = ("camera.keys:=[image, points]", "camera.topics:=[/top/image, /where/image]", "policy.points:=true")
+    node = [word for option in (*keys, "robot.base_frame:=table") for word in ("-p", option)]
+    found = evaluate(*REACH, "--episodes", "2", "-b", "points=true", "-b", "side=128", *node)
+    assert (found["episodes"], found["errors"], found["success_rate"]) == (4, 0, 1.0)
+
+
 def test_one_vector_of_a_benchmark_fills_several_of_the_policy() -> None:
     """In the policy's order, if it is as long as all together: GR00T's LIBERO has one for each number."""
     spec = PolicySpec(state=(StateFeature("x", size=1), StateFeature("rest", size=3)))

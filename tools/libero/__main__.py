@@ -9,6 +9,7 @@ python -m tools.libero score work/checkpoint work/scores --python PY    score it
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from tools.libero import fit
@@ -28,6 +29,10 @@ def main() -> int:
     training.add_argument("folder", type=Path)
     training.add_argument("--steps", type=int, default=6000, metavar="N")
     training.add_argument("--batch", type=int, default=256, metavar="N", help="frames of a step")
+    training.add_argument("--learning-rate", type=float, default=8e-4, metavar="R", help="highest rate")
+    training.add_argument("--warmup", type=int, default=200, metavar="N", help="steps until it is reached")
+    training.add_argument("--seed", type=int, default=0, metavar="S", help="of the weights and the order of frames")
+    training.add_argument("--geometry", action="store_true", help="geometric tokens (record --points)")
     training.add_argument("--device", default="auto")
     training.add_argument("--compile", action="store_true")
     exporting = stages.add_parser("export", help="write the checkpoint")
@@ -57,9 +62,11 @@ def main() -> int:
         if options.stage == "export":
             print(f"{fit.export(options.run, options.folder) / 1e6:.1f} million weights")
             return 0
-        recipe = FitRecipe(steps=options.steps, batch=options.batch, learning_rate=8e-4, warmup=200, seed=0)
+        fields = ("steps", "batch", "learning_rate", "warmup", "seed")
+        recipe = FitRecipe(**{name: getattr(options, name) for name in fields})
         how = FitOptions(device=options.device, compile=options.compile)
-        run = fit.Run(options.folder, options.data, recipe, how)
+        network = replace(fit.NETWORK, geometry=options.geometry)
+        run = fit.Run(options.folder, options.data, recipe, how, network)
         frames = run.load()
         print(f"{len(frames.training)} frames", flush=True)
         run.train(frames, print)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tools.libero.record import SIZE
+from tools.libero.scene import PATCH, POINTS, SIZE
 from tools.train.batches import Pool, augment, kind_map, moved
 from tools.train.flow_export import Sizes, write_layout
 from tools.train.flow_fit import TOKENIZER, draw_times, noisy_chunks, velocity_loss
@@ -34,7 +34,6 @@ from vla_ros_models.pi.processing import BINS, PromptForm
 HORIZON, STATE_SIZE, ACTIONS = 16, 8, 7
 EXECUTE_STEPS = 8
 IMAGES = ("observation.images.image", "observation.images.wrist_image")
-PATCH = 16
 NETWORK = FlowNetworkRecipe(vision_width=256, vision_blocks=6, vision_heads=4)
 INSTRUCTIONS = {
     number: f"pick up the black bowl {where} and place it on the plate"
@@ -73,6 +72,7 @@ class Frames(Pool):
     places: Tensor  # float32 [N, 6], bowl and plate relative to the tip, metres
     patches: Tensor  # int64 [N, objects], patch of each object in the first image; -1 outside
     asked: Tensor  # int64 [N], the instruction
+    positions: Tensor  # float32 [N, cameras, patches, 3], m, NaN where unknown; patches 0: not recorded
     prompts: FlowPrompts  # of every instruction
 
 
@@ -89,6 +89,7 @@ class Batch(models.Batch):
     places: Tensor  # float32 [F, 6]
     patches: Tensor  # int64 [F, 2], of bowl and plate
     kinds: Tensor  # int64 [F, patches]
+    positions: Tensor | None  # float32 [F, cameras, patches, 3], metres; None without geometric tokens
 
 
 class Losses(NamedTuple):
@@ -152,6 +153,8 @@ class Run(Training[Frames, Trainee]):
             statistics = {"observation.state": _quantiles(shards["states"]), "action": _action_quantiles(shards)}
             (self.folder / STATISTICS).write_text(json.dumps(statistics, indent=1) + "\n", encoding="utf-8")
             write_tokenizer(self.folder / TOKENIZER, VOCABULARY)
+        if self._network.geometry and not shards["positions"].size:
+            raise ConfigError(f"{self._data}: has no points, which --geometry needs; record them with --points")
         stored = json.loads((self.folder / STATISTICS).read_text(encoding="utf-8"))
         normal = {key: make_normalization("quantile", value, key, LEROBOT_EPS) for key, value in stored.items()}
         chunks = normal["action"].normalize(shards["chunks"].astype(np.float64))
@@ -172,6 +175,7 @@ class Run(Training[Frames, Trainee]):
             places=moved(shards["places"], self.device, torch.float32),
             patches=moved(patches, self.device),
             asked=moved(np.searchsorted(tasks, shards["tasks"]), self.device),
+            positions=moved(shards["positions"], self.device, torch.float32),
             prompts=FlowPrompts(self.folder / TOKENIZER, prompts, self.device, VOCABULARY, FORM),
         )
 
@@ -204,13 +208,14 @@ class Run(Training[Frames, Trainee]):
             frames.places[rows],
             patches[:, [0, 2]],
             board.clamp(max=_NOTHING),
+            frames.positions[rows] if self._network.geometry else None,
         )
 
     def measure(self, frames: Frames, batch: Batch) -> Mapping[str, float]:
         """Return the losses, and errors of sampled chunks in the benchmark's units (of translation 0.05 m)."""
         every = self.recipe.samples
         found = losses(self.trainee, batch, self.recipe)
-        prefix = self.trainee.encode(batch.images, batch.prompts, batch.lengths)
+        prefix = self.trainee.encode(batch.images, batch.prompts, batch.lengths, batch.positions)
         missed = (self.trainee.sample(prefix, batch.noise[::every], 5) - batch.chunks[::every]).abs()
         return {
             **{name: float(value) for name, value in found._asdict().items()},
@@ -227,7 +232,7 @@ def _shard(arrays: Mapping[str, Any]) -> dict[str, Any]:
     rows = np.minimum(
         (begins[episode] + arrays["steps"])[:, None] + np.arange(HORIZON), (begins + lengths - 1)[episode][:, None]
     )
-    found = {name: arrays[name] for name in ("images", "states", "places", "pixels")}
+    found = {name: arrays[name] for name in ("images", "states", "places", "pixels", "positions")}
     # Spreads held-out episodes over the shards; the same in every process, so a resumed run holds out the same.
     number = zlib.crc32(actions.tobytes())
     return {**found, "chunks": actions[rows], "tasks": arrays["tasks"][episode], "episodes": number + episode}
@@ -246,7 +251,7 @@ def _action_quantiles(shards: Mapping[str, Any]) -> dict[str, Any]:
 
 def losses(trainee: Trainee, batch: Batch, recipe: FitRecipe) -> Losses:
     noisy = noisy_chunks(batch.chunks, batch.noise, batch.times)
-    prefix = trainee.encode(batch.images, batch.prompts, batch.lengths)
+    prefix = trainee.encode(batch.images, batch.prompts, batch.lengths, batch.positions)
     velocity = trainee.velocity(prefix, noisy, batch.times)
     flow = velocity_loss(velocity, batch.chunks, batch.noise, batch.times)
     where, kinds, positions = trainee.told(prefix)
@@ -263,7 +268,7 @@ def export(run: Path, folder: Path) -> int:
     network = from_json(FlowNetworkRecipe, read_json(run / RECIPE)["network"])
     trainee = Trainee(network_of(network))
     restored(run, trainee)
-    sizes = Sizes(IMAGES, STATE_SIZE, ACTIONS, FORM.length, EXECUTE_STEPS)
+    sizes = Sizes(IMAGES, STATE_SIZE, ACTIONS, FORM.length, EXECUTE_STEPS, points=POINTS)
     weights = write_layout(folder, trainee, read_json(run / STATISTICS), sizes, network.max_delay)
     shutil.copyfile(run / TOKENIZER, folder / TOKENIZER)
     return weights

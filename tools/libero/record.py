@@ -10,7 +10,6 @@ degrees, and the state with its rotation vector not wrapped.
 from __future__ import annotations
 
 import argparse
-import functools
 import math
 import os
 import subprocess
@@ -23,18 +22,9 @@ from typing import Any
 import numpy as np
 
 from tools.libero.expert import BOWL, PLATE, TASKS, act
+from tools.libero.scene import CAMERAS, FIRST_STATE, OBJECTS, PATCH, SIZE, Scene
 
-SUITE = "libero_spatial"
-OBJECTS = (BOWL, "akita_black_bowl_2", PLATE, "glazed_rim_porcelain_ramekin_1", "cookies_1")
-SIZE = 128  # pixels of a recorded image: the mean of 2x2 rendered ones
-CAMERAS = ("agentview", "robot0_eye_in_hand")
-WAIT = 10  # steps at rest before an episode, as in the benchmark
-FIRST_STATE = 20
 _LONGEST, _AFTER = 130, 8  # steps of an episode, and steps recorded after success
-_IDLE = np.array([0.0] * 6 + [-1.0])
-_CLEARANCE = 0.105  # metres between the centres of two objects
-_FAR = 0.17  # metres; the arm cannot hold the tool upright beyond
-_CABINET = -0.09  # metres; the hand hits the cabinet beyond
 
 
 class Disturbance:
@@ -68,85 +58,49 @@ class Disturbance:
 class Recorder:
     """One task's environment; every ``every``-th step of an episode is a frame."""
 
-    def __init__(self, task: int, seed: int, every: int) -> None:
-        import torch
-
-        torch.load = functools.partial(torch.load, weights_only=False)  # initial states are pickles of LIBERO's own
-        from libero.libero import benchmark
-        from libero.libero.envs import OffScreenRenderEnv
+    def __init__(self, task: int, seed: int, every: int, spread: float = 1.0, points: bool = False) -> None:
         from robosuite.utils import camera_utils
 
-        suite = benchmark.get_benchmark_dict()[SUITE]()
         self._task, self._random, self._every = task, np.random.default_rng(seed), every
-        self._instruction = suite.get_task(task).language
-        self._states = suite.get_task_init_states(task)
-        self._env = OffScreenRenderEnv(
-            bddl_file_name=suite.get_task_bddl_file_path(task),
-            camera_heights=2 * SIZE,
-            camera_widths=2 * SIZE,
-            hard_reset=False,
-        )
-        self._env.seed(seed)
-        self._sim = self._env.sim
-        self._matrix = camera_utils.get_camera_transform_matrix(self._sim, CAMERAS[0], 2 * SIZE, 2 * SIZE)
+        self._spread, self._points = spread, points
+        self._scene = scene = Scene(task, seed, points)
+        self._matrix = camera_utils.get_camera_transform_matrix(scene.sim, CAMERAS[0], 2 * SIZE, 2 * SIZE)
 
     def episode(self) -> dict[str, Any]:
         """Run one episode; return its frames and labels."""
-        random, env = self._random, self._env
-        env.reset()
-        self._render(False)
-        obs = env.set_init_state(self._states[random.integers(FIRST_STATE, len(self._states))])
+        random, scene = self._random, self._scene
+        scene.begin(int(random.integers(FIRST_STATE, len(scene.states))))
         if random.random() < 0.7:
-            self._move(obs)
+            scene.move(random, self._spread)
         every, phase = self._every, int(random.integers(self._every))
-        for turn in range(WAIT):
-            self._render(turn == WAIT - 1 and not phase)  # the first observation
-            obs, *_ = env.step(_IDLE)
+        obs = scene.settle(not phase)
         disturbance, found = Disturbance(random), _Episode()
         succeeded = 0
         for step in range(_LONGEST):
             action = act(obs)
             found.actions.append(action)
             if step % every == phase:
-                found.take(step, obs, self._pixels(obs))
-            self._render((step + 1) % every == phase)  # the next observation
-            obs, _, done, _ = env.step(disturbance.apply(action))
+                found.take(step, obs, self._pixels(obs), self._positions(obs))
+            scene.render((step + 1) % every == phase)  # the next observation
+            obs, _, done, _ = scene.env.step(disturbance.apply(action))
             succeeded += bool(done) or succeeded > 0
             if succeeded > _AFTER:
                 break
-        return found.arrays(self._task, self._instruction, succeeded > 0)
-
-    def _render(self, wanted: bool) -> None:
-        for camera in CAMERAS:
-            observable = self._env.env._observables[f"{camera}_image"]
-            if observable.is_enabled() != wanted:
-                observable.set_enabled(wanted)
-                observable._sampled = False  # else the first step after a reset samples nothing
-
-    def _move(self, obs: Mapping[str, Any]) -> None:
-        """Move the objects of the table apart, the bowl and the plate furthest."""
-        random, sim = self._random, self._sim
-        start = {name: np.array(sim.data.get_joint_qpos(f"{name}_joint0")) for name in OBJECTS}
-        span = {BOWL: 0.06, PLATE: 0.05}
-        for _ in range(50):
-            moved = {name: pose.copy() for name, pose in start.items()}
-            for name, pose in moved.items():
-                pose[:2] += random.uniform(-1, 1, 2) * span.get(name, 0.025)
-            places = [pose[:2] for pose in moved.values()]
-            apart = [
-                float(np.linalg.norm(one - other)) for index, one in enumerate(places) for other in places[:index]
-            ]
-            if min(apart) > _CLEARANCE and moved[BOWL][1] > _CABINET and moved[BOWL][0] < _FAR:
-                for name, pose in moved.items():
-                    sim.data.set_joint_qpos(f"{name}_joint0", pose)
-                sim.forward()
-                return
+        return found.arrays(self._task, scene.instruction, succeeded > 0)
 
     def _pixels(self, obs: Mapping[str, Any]) -> np.ndarray:
         """Return where the objects are in the first image as sent, [objects, 2], x and y from 0 to 1."""
         places = np.array([[*obs[f"{name}_pos"], 1.0] for name in OBJECTS])
         seen = places @ self._matrix.T
         return np.asarray(1.0 - seen[:, :2] / seen[:, 2:3] / (2 * SIZE) * [1.0, -1.0] - [0.0, 1.0])
+
+    def _positions(self, obs: Mapping[str, Any]) -> np.ndarray:
+        """Return where the patches of the images are, [cameras, patches, 3]; [cameras, 0, 3] if not recorded."""
+        if not self._points:
+            return np.zeros((len(CAMERAS), 0, 3), np.float32)
+        from vla_ros.vision.points import patch_positions
+
+        return np.stack([patch_positions(self._scene.points(obs, camera), SIZE, PATCH) for camera in CAMERAS])
 
 
 class _Episode:
@@ -157,8 +111,9 @@ class _Episode:
         self.states: list[np.ndarray] = []
         self.places: list[np.ndarray] = []
         self.pixels: list[np.ndarray] = []
+        self.positions: list[np.ndarray] = []
 
-    def take(self, step: int, obs: Mapping[str, Any], pixels: np.ndarray) -> None:
+    def take(self, step: int, obs: Mapping[str, Any], pixels: np.ndarray, positions: np.ndarray) -> None:
         tip = obs["robot0_eef_pos"]
         vector = rotation_vector(obs["robot0_eef_quat"])
         self.steps.append(step)
@@ -166,6 +121,7 @@ class _Episode:
         self.states.append(np.concatenate([tip, vector, obs["robot0_gripper_qpos"]]))
         self.places.append(np.concatenate([obs[f"{name}_pos"] - tip for name in (BOWL, PLATE)]))
         self.pixels.append(pixels)
+        self.positions.append(positions)
 
     def arrays(self, task: int, instruction: str, success: bool) -> dict[str, Any]:
         count = len(self.steps)
@@ -174,6 +130,7 @@ class _Episode:
             "states": np.array(self.states, np.float32),
             "places": np.array(self.places, np.float32),
             "pixels": np.array(self.pixels, np.float32),
+            "positions": np.array(self.positions, np.float32),
             "steps": np.array(self.steps, np.int32),
             "actions": np.array(self.actions, np.float32),
             "lengths": np.array([len(self.actions)], np.int32),
@@ -202,7 +159,8 @@ def _record(options: argparse.Namespace) -> None:
     """Record one task until the seconds have passed or the episodes are done."""
     folder, index, episodes = options.folder, options.index, options.episodes
     until = time.monotonic() + options.seconds
-    recorder = Recorder(options.tasks[index % len(options.tasks)], options.seed + index, options.every)
+    how = options.every, options.spread, options.points
+    recorder = Recorder(options.tasks[index % len(options.tasks)], options.seed + index, *how)
     kept: list[dict[str, Any]] = []
     shard = 0
     while time.monotonic() < until and shard * 8 + len(kept) < episodes:
@@ -231,6 +189,9 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=10**9, help="of each process")
     parser.add_argument("--tasks", type=int, nargs="+", default=TASKS, metavar="T", help="numbers of the tasks")
     parser.add_argument("--every", type=int, default=2, metavar="N", help="steps of a frame (default 2)")
+    text = "share of the usual distances by which objects are moved (default 1)"
+    parser.add_argument("--spread", type=float, default=1.0, metavar="F", help=text)
+    parser.add_argument("--points", action="store_true", help="record where the image patches are, too")
     parser.add_argument("--seed", type=int, default=1000, metavar="S", help="of the first process (default 1000)")
     parser.add_argument("--index", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tools.libero.expert import TASKS
-from tools.libero.record import SUITE
+from tools.libero.scene import SUITE
 
 DELAYS = (0, 50, 100, 200)
 SCHEDULES = {"sync": "sync", "ahead": "append", "rtc": "rtc"}

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ class Sizes:
     action: int  # numbers in an action
     prompt: int  # tokens of the longest prompt
     execute_steps: int = 0  # actions to execute of each chunk; 0: all
+    points: tuple[str, ...] = (POINTS,)  # of the images, for a network with geometric tokens
 
 
 def write_layout(
@@ -110,7 +111,7 @@ def write_layout(
             "max_state_dim": sizes.state,
             "max_action_dim": architecture.action_dim,
             "use_relative_actions": relative is not None,
-            **_geometry(architecture.geometry, sizes.images),
+            **_geometry(architecture.geometry, sizes),
         },
     )
     norm_map = {"VISUAL": "IDENTITY", "STATE": "QUANTILES", "ACTION": "QUANTILES"}
@@ -128,8 +129,9 @@ def write_layout(
     return sum(tensor.numel() for tensor in tensors.values())
 
 
-def _geometry(shape: GeometryShape | None, images: Sequence[str]) -> dict[str, Any]:
-    return {GEOMETRY: {"points": dict.fromkeys(images[:1], POINTS), **asdict(shape)}} if shape else {}
+def _geometry(shape: GeometryShape | None, sizes: Sizes) -> dict[str, Any]:
+    points = dict(zip(sizes.images, sizes.points, strict=True))
+    return {GEOMETRY: {"points": points, **asdict(shape)}} if shape else {}
 
 
 def _normalizer(

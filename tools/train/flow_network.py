@@ -83,7 +83,8 @@ class FlowTrainee(pi.FlowTrainee):
             lengths: Int64 [R], number of tokens of each prompt; None if no prompt is padded.
             noisy: Float32 [R * K, H, A], normalised actions at ``times``; K consecutive samples share a prompt.
             times: Float32 [R * K, H], 1 for noise, 0 for actions, including actions given by real-time chunking.
-            positions: Float32 [F, patches, 3], metres, NaN where unknown; for a network with geometric tokens.
+            positions: Float32 [F, patches, 3] or [F, cameras, patches, 3], metres, NaN where unknown; for a network
+                with geometric tokens.
         """
         found = self.encode(images, prompts, lengths, positions)
         velocity = self.velocity(found, noisy, times)
@@ -101,7 +102,8 @@ class FlowTrainee(pi.FlowTrainee):
         none = torch.zeros(len(prompts), 1, 1, device=prompts.device)
         self._frames, self._prompts = len(images), len(prompts) // len(images)
         if positions is not None:
-            positions = positions[:, None].repeat_interleave(self._prompts, dim=0)
+            positions = positions if positions.ndim == 4 else positions[:, None]
+            positions = positions.repeat_interleave(self._prompts, dim=0)
         batch = FlowBatch(
             images, seen, prompts, valid, none[..., 0], none, valid[:, :1], none, none[:, 0, 0], positions
         )

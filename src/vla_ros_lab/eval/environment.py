@@ -8,7 +8,7 @@ import numpy as np
 
 from vla_ros.control.command import Command
 from vla_ros.policies.remote.messages import described
-from vla_ros.types import FloatArray, JointState, UInt8Array
+from vla_ros.types import Float32Array, FloatArray, JointState, UInt8Array
 from vla_ros_lab.eval.process import BenchmarkError, BenchmarkProcess
 from vla_ros_lab.sim.environment import Environment, Measurements
 
@@ -37,7 +37,7 @@ class BenchmarkEnvironment(Environment):
 
     def __init__(self, process: BenchmarkProcess, cases: Sequence[Case], step_seconds: float = 0.05) -> None:
         self._process, self._cases, self.step_seconds = process, cases, step_seconds
-        self._images: Mapping[str, UInt8Array] = {}
+        self._images: Mapping[str, UInt8Array | Float32Array] = {}
         self._vectors: Mapping[str, FloatArray] = {}
         self._expected: dict[str, tuple[int, ...]] = {}
         self._begun: int | None = None  # the case that is at its first observation
@@ -74,8 +74,10 @@ class BenchmarkEnvironment(Environment):
         """Take an observation; raises BenchmarkError if its images and vectors are not those of the first one."""
         images, vectors = found["images"], found["vectors"]
         for name, image in images.items():
-            if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.shape[2:] != (3,):
-                raise BenchmarkError(f"image '{name}' is {described(image)}, expected uint8 [H, W, 3]")
+            kinds = (np.uint8, np.float32)  # an image, points
+            if not isinstance(image, np.ndarray) or image.dtype not in kinds or image.shape[2:] != (3,):
+                expected = "uint8 [H, W, 3], or points, float32 [H, W, 3]"
+                raise BenchmarkError(f"image '{name}' is {described(image)}, expected {expected}")
         shapes = {name: value.shape for name, value in (*images.items(), *vectors.items())}
         if not self._expected and not images:
             raise BenchmarkError(f"an observation has no images, only {', '.join(vectors) or 'text'}")

@@ -2,6 +2,7 @@
 
 import math
 from functools import lru_cache
+from typing import Any
 
 import cv2
 import numpy as np
@@ -68,3 +69,16 @@ def misplaced(
     way, axis = (one / np.linalg.norm(one) for one in random.standard_normal((2, 3)))
     turn, _ = cv2.Rodrigues(axis * math.radians(degrees))
     return position + metres * way, np.asarray(turn) @ rotation
+
+
+def turn_camera(mujoco: Any, camera: Any, angle: float, height: float = 0.0) -> None:
+    """Turn a camera of the world about the vertical through the point at ``height`` that it looks at.
+
+    ``angle`` is in radians, counter-clockwise seen from above.
+    """
+    backward, turn, moved = camera.mat0.reshape(3, 3)[:, 2], np.empty(4), np.empty(3)
+    offset = backward * (camera.pos[2] - height) / backward[2]  # from that point
+    mujoco.mju_axisAngle2Quat(turn, np.array([0.0, 0.0, 1.0]), angle)
+    mujoco.mju_rotVecQuat(moved, offset, turn)
+    camera.pos += moved - offset
+    mujoco.mju_mulQuat(camera.quat, turn, camera.quat.copy())

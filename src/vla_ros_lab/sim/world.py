@@ -12,7 +12,7 @@ import numpy as np
 from vla_ros.errors import MissingDependencyError, install
 from vla_ros.types import Float32Array, FloatArray, JointState, UInt8Array
 from vla_ros_lab.sim import arm
-from vla_ros_lab.sim.depth import misplaced, sensed, unproject
+from vla_ros_lab.sim.depth import misplaced, sensed, turn_camera, unproject
 from vla_ros_lab.sim.render import Renderer
 from vla_ros_lab.sim.scene import Judge, Scene, draw
 from vla_ros_lab.sim.tasks import COLOURS, KINDS, SHAPES, SLOTS
@@ -79,7 +79,7 @@ class TableTop:
         self.joint_names = tuple(name for mount in self.mounts for name in mount.joint_names)
         self._model: Any = _model(mujoco, self.mounts)
         if self.options.camera_turn:
-            _turn(mujoco, self._model.camera("front"), math.radians(self.options.camera_turn))
+            turn_camera(mujoco, self._model.camera("front"), math.radians(self.options.camera_turn))
         self._data: Any = mujoco.MjData(self._model)
         joints = [self._model.joint(name) for name in self.joint_names]
         self._places = np.concatenate([joint.qposadr for joint in joints])
@@ -310,13 +310,3 @@ def _model(mujoco: Any, mounts: Sequence[arm.Mount]) -> Any:
         table.worldbody.add_frame(pos=mount.position).attach_body(robot.body("base_link"), mount.prefix, "")
     table.camera("front").fovy = _TWO_ARMS_FOVY
     return table.compile()
-
-
-def _turn(mujoco: Any, camera: Any, angle: float) -> None:
-    """Turn a camera about the vertical through the point of the table that it looks at; ``angle`` in radians."""
-    backward, turn, moved = camera.mat0.reshape(3, 3)[:, 2], np.empty(4), np.empty(3)
-    offset = backward * camera.pos[2] / backward[2]  # from that point
-    mujoco.mju_axisAngle2Quat(turn, np.array([0.0, 0.0, 1.0]), angle)
-    mujoco.mju_rotVecQuat(moved, offset, turn)
-    camera.pos += moved - offset
-    mujoco.mju_mulQuat(camera.quat, turn, camera.quat.copy())

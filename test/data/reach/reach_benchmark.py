@@ -14,11 +14,15 @@ from vla_eval.specs import GRIPPER_CLOSE_POS, IMAGE_RGB, LANGUAGE, POSITION_DELT
 class Reach(StepBenchmark):
     """Numbers of an action are tenths of the table, clipped to [-1, 1], as robosuite does.
 
-    ``wrong`` is ``WHAT@TASK/EPISODE/STEP``: raise, die, hang or size (of the image).
+    ``wrong`` is ``WHAT@TASK/EPISODE/STEP``: raise, die, hang or size (of the image). With ``points``, it also sends
+    where on the table each pixel is.
     """
 
-    def __init__(self, seed: int = 0, send_state: bool = False, wrong: str = "", side: int = 32) -> None:
+    def __init__(
+        self, seed: int = 0, send_state: bool = False, wrong: str = "", side: int = 32, points: bool = False
+    ) -> None:
         super().__init__()
+        self.points = points
         self.seed, self.send_state, self.wrong, self.side = seed, send_state, wrong, side
 
     def get_tasks(self) -> list[dict[str, Any]]:
@@ -66,6 +70,10 @@ class Reach(StepBenchmark):
             row, column = np.clip((place + 1) / 2 * (side - 1), 0, side - 1).round().astype(int)
             image[row, column, colour] = 255
         found: dict[str, Any] = {"images": {"top": image}, "task_description": task["name"]}
+        if self.points:
+            line = np.linspace(-1, 1, side, dtype=np.float32)
+            places = np.meshgrid(line, line, indexing="ij")
+            found["images"]["where"] = np.stack([*places, np.zeros_like(places[0])], axis=-1)
         return {**found, "states": np.concatenate([self.at, self.goal])} if self.send_state else found
 
     def get_step_result(self, step_result: StepResult) -> dict[str, Any]:

@@ -22,6 +22,7 @@ class ReachOptions(PolicyConfig):
     gain: float = option(1.0, "Share of the distance in a chunk", low=-1.0, high=100.0)
     dimension: int = option(7, "Numbers of an action", low=7, high=8)
     camera: str = option("image", "Name of the camera")
+    points: bool = option(False, "Take the goal from the camera's points")
     open_value: float = option(-1.0, "Value of an open gripper", low=-1.0, high=1.0)
 
 
@@ -41,10 +42,13 @@ class ReachPolicy(Policy):
             self._options.dimension,
             horizon=4,
             rate_hz=20.0,
+            points=(("image", "points"),) if self._options.points else (),
         )
 
     def infer(self, session: Session, observation: Observation) -> ActionChunk:
         here, goal = np.split(observation.state["state"], 2)
+        if self._options.points:
+            goal = observation.points["points"][observation.images["image"][..., 1] > 0][0, :2].astype(np.float64)
         actions = np.zeros((4, self.spec.dimension))
         near = np.abs(goal - here).max() < 0.04
         closed = 1.0 if self._options.open_value < 0 else 0.0

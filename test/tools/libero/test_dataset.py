@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tools.libero.dataset import make_dataset
-from tools.libero.record import SIZE
+from tools.libero.scene import SIZE
 from vla_ros.config import load
 from vla_ros.errors import ConfigError
 from vla_ros.policies.base import create

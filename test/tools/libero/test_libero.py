@@ -1,17 +1,20 @@
 """The recipe for LIBERO, without LIBERO: the expert, and that the exported policy is the trained network."""
 
 import zlib
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from test.tools.train.test_flow import SMALL
 from tools.libero import fit
 from tools.libero.expert import RIM, act
 from tools.libero.fit import HORIZON, IMAGES, INSTRUCTIONS, NETWORK, Run, export, network_of
-from tools.libero.record import SIZE, halved, rotation_vector
+from tools.libero.record import halved, rotation_vector
+from tools.libero.scene import PATCH, POINTS, SIZE
 from tools.libero.score import NODE, cells
 from tools.train.recipe import FitOptions, FitRecipe
 from vla_ros.config import load
@@ -85,6 +88,7 @@ def write_demonstrations(folder: Path) -> None:
         states=random.normal(size=(6, 8)).astype(np.float32),
         places=random.normal(size=(6, 6)).astype(np.float32),
         pixels=random.uniform(size=(6, 5, 2)).astype(np.float32),
+        positions=random.normal(size=(6, 2, (SIZE // PATCH) ** 2, 3)).astype(np.float32),
         steps=np.array([1, 3, 5, 2, 4, 6], np.int32),
         actions=random.uniform(-1, 1, (16, 7)).astype(np.float32),
         lengths=np.array([7, 9], np.int32),
@@ -103,11 +107,14 @@ def test_the_held_out_episodes_are_the_same_in_every_process(tmp_path: Path) -> 
     assert numbers.tolist() == [first] * 3 + [first + 1] * 3
 
 
-def test_the_exported_policy_answers_as_the_trained_network(tmp_path: Path) -> None:
+@pytest.mark.parametrize("geometry", [False, True])
+def test_the_exported_policy_answers_as_the_trained_network(tmp_path: Path, geometry: bool) -> None:
     """Two cameras, the state in the prompt, statistics and the order of all of them, in one comparison."""
     write_demonstrations(tmp_path / "data")
     recipe = FitRecipe(steps=8, batch=2, samples=2, warmup=2, learning_rate=2e-3)
-    run = Run(tmp_path / "run", tmp_path / "data", recipe, FitOptions(device="cpu"), SMALL)
+    run = Run(
+        tmp_path / "run", tmp_path / "data", recipe, FitOptions(device="cpu"), replace(SMALL, geometry=geometry)
+    )
     frames = run.load()
     before = run.evaluate(frames)["total"]
     run.train(frames)
@@ -116,14 +123,20 @@ def test_the_exported_policy_answers_as_the_trained_network(tmp_path: Path) -> N
 
     options = [NODE[index] for index in range(len(NODE)) if NODE[index - 1] == "-p"]
     chosen = ["policy.name:=pi", f"policy.checkpoint:={tmp_path / 'checkpoint'}", "policy.device:=cpu"]
-    policy = PiPolicy(load([], [*options, *chosen, "policy.self_test:=false"]))
+    keys = ("agent", "wrist", *POINTS)
+    chosen += [f"camera.keys:=[{', '.join(keys)}]", f"camera.topics:=[{', '.join(f'/{key}' for key in keys)}]"]
+    policy = PiPolicy(load([], [*options, *chosen, "robot.base_frame:=base", "policy.self_test:=false"]))
     policy.load()
     assert policy.spec.execute_steps == 8
     with np.load(tmp_path / "data" / "000_0000.npz") as arrays:
         image, state = arrays["images"][1].repeat(2, axis=1).repeat(2, axis=2), arrays["states"][1]
     noise = np.random.default_rng(2).normal(size=(HORIZON, 8)).astype(np.float32)
     named = {name.removeprefix("observation.images."): each for name, each in zip(IMAGES, image, strict=True)}
-    asked = Observation(named, INSTRUCTIONS[2], 1, {"state": state.astype(np.float64)}, noise=noise)
+    positions = frames.positions[1:2] if geometry else None
+    placed = dict(zip(POINTS, frames.positions[1].unflatten(1, (SIZE // PATCH, -1)).numpy(), strict=True))
+    points = {key: one.repeat(PATCH, axis=0).repeat(PATCH, axis=1) for key, one in placed.items()}
+    state_of = {"state": state.astype(np.float64)}
+    asked = Observation(named, INSTRUCTIONS[2], 1, state_of, noise=noise, points=points if geometry else {})
     answered = policy.infer(policy.start_session(), asked).normalized
     assert answered is not None
 
@@ -131,7 +144,7 @@ def test_the_exported_policy_answers_as_the_trained_network(tmp_path: Path) -> N
     words, lengths = frames.prompts.fill(frames.asked[1:2], bins)
     run.trainee.eval()
     with torch.no_grad():
-        prefix = run.trainee.encode(frames.images[1:2], words[:, : int(lengths)], lengths)
+        prefix = run.trainee.encode(frames.images[1:2], words[:, : int(lengths)], lengths, positions)
         wanted = run.trainee.sample(prefix, torch.from_numpy(noise)[None], 5)[0, :, :7]
     np.testing.assert_allclose(answered, wanted.numpy(), atol=0.02)  # float16 weights
 
