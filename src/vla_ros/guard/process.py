@@ -1,12 +1,14 @@
 """The guard's process: its endpoints on the graph, its priority, and its loop of one thread."""
 
 import json
+import math
 import os
 import select
 import signal
 import socket
 import time
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
@@ -74,6 +76,7 @@ class GuardProcess:
         self._heartbeat = self._wiring.teller("std_msgs/msg/UInt32MultiArray", heartbeats[1], "command")
         self._events: dict[str, str] = {}
         self._beats, self._slowest, self._is_told = 0, 0.0, False
+        self._periods = Counter[int]()  # of the loop, by four times the binary logarithm of their microseconds
 
     def run(self, node_ended: int) -> None:
         """Guard until the channel is closed, a process ends (``node_ended``: its pidfd) or SIGTERM; then hold."""
@@ -96,6 +99,7 @@ class GuardProcess:
             awake, now = self.clock.awake(), time.monotonic()
             if awake - last > LONGEST:
                 self.guard.suspended(time.monotonic_ns())
+            self._periods[int(4 * math.log2(1 + 1e6 * (awake - last)))] += 1
             self._slowest, last = max(self._slowest, awake - last), awake
             self._look()
             if self._channel.is_closed or any(number == node_ended for number, _ in ready):
@@ -193,6 +197,7 @@ class GuardProcess:
             "subscribers": self.drivers.subscribers,
             "gids": {topic: gid.hex() for topic, gid in self.drivers.gids.items()},
             "slowest_ms": round(1e3 * self._slowest, 2),
+            "periods": self._periods,
         }
         self._slowest = 0.0
         with suppress(ChannelError):

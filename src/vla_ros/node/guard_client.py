@@ -220,7 +220,7 @@ class GuardClient:
         """State, age of the last report and counts, for ``~/status`` and ``/diagnostics``."""
         age = 1e3 * (time.monotonic() - self._heard)
         state = "lost" if self._lost else self._told.get("state", "starting")
-        figures = {name: self._told[name] for name in ("slowest_ms",) if name in self._told}
+        figures = {name: self._told[name] for name in ("slowest_ms", "periods") if name in self._told}
         return {"state": state, "age_ms": round(age, 1), **figures, "counts": self._told.get("counts", {})}
 
     def close(self) -> None:
