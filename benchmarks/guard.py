@@ -510,7 +510,7 @@ def damage(count: int, seed: int) -> dict[str, Any]:
     for number in range(count):
         if number % 64 == 0:
             counter += 2
-            old, good = good, packet_of(GuardFrame(Kind.POSITIONS, counter, number, 0, rng.normal(size=8)))
+            old, good = good, packet_of(GuardFrame(Kind.POSITIONS, counter, number, values=rng.normal(size=8)))
             assert isinstance(reader.read(good), GuardFrame)
         how, packet = int(rng.integers(0, 6)), bytearray(good)
         if how < 3:

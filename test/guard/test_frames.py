@@ -36,12 +36,14 @@ FRAMES = st.builds(
     joints=INT64,
     publisher=st.binary(min_size=PUBLISHER_BYTES, max_size=PUBLISHER_BYTES).filter(any),
     armings=st.integers(0, 2**32 - 1),
+    text=st.just(""),
 )
 
 
 def said(frame: GuardFrame) -> dict[str, object]:
     """All fields of a packet; arrays as lists."""
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(frame).items()}
+    named = frame._asdict().items()
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in named}
 
 
 @given(FRAMES)

@@ -144,7 +144,7 @@ def test_a_frame_that_is_sent_while_the_channel_is_read_is_not_from_the_future(g
     def read_slowly() -> Any:
         time.sleep(0.01)
         frame = GuardFrame(Kind.POSITIONS, values=HOME, duration=0.1)
-        ours.send(packet_of(frame, counter=1, time=time.monotonic_ns(), holds=10**9))
+        ours.send(packet_of(frame._replace(counter=1, time=time.monotonic_ns(), holds=10**9)))
         return frames()
 
     monkeypatch.setattr(theirs, "frames", read_slowly)

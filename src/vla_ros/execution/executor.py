@@ -165,6 +165,7 @@ class StepExecutor:
 
     def step(self, request: InferenceRequest | None = None, inference: Inference | None = None) -> None:
         """Make and execute the plan's next step; a chunk's first one has a ``request`` and an ``inference``."""
+        self._gate.rest(steps=True)
         dt = self.step_duration(request)
         reference = self._context.inputs.joints_at(request.frame.stamp) if request is not None else None
         step = self._controller.make_step(self._schedule.next(), self.read_joints(), dt, reference, inference)

@@ -46,7 +46,7 @@ class GuardedArm:
         self.needs_hold, self.arrived = False, 0
         self.newest: JointState | None = None
         self.unmerged = deque[tuple[JointState, bytes, int, bool]](maxlen=_MOST)
-        self.sent: Command | None = None
+        self.sent: GuardFrame | None = None
         self.last: FloatArray | None = None
         self.proposed: FloatArray | None = None
         self.fingers = np.full(len(check.arm.robot.gripper_joint_names), np.nan)

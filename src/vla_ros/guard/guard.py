@@ -58,7 +58,8 @@ class Guard:
 
     Args:
         options: The options with which the arms begin, and which the node changes.
-        send: Sends a command to the drivers; raises whatever the middleware does.
+        prepare: Builds a command's messages for the drivers and returns a function that sends them; both raise
+            whatever the middleware does.
         tell: Tells the node what happened: the event's name and a text.
         hear: Lets the joint states that have arrived be taken (:meth:`joints`).
 
@@ -71,12 +72,12 @@ class Guard:
     def __init__(
         self,
         options: LiveConfig,
-        send: Callable[[Command], None],
+        prepare: Callable[[Command], Callable[[], None]],
         tell: Callable[[str, str], None],
         hear: Callable[[], None],
     ) -> None:
         self._options, self._arms = options, guarded_arms(options.current)
-        self._send, self._tell, self._hear = send, tell, hear
+        self._prepare, self._tell, self._hear = prepare, tell, hear
         self.counts = Counter[str]()
         self.stopped: tuple[Reason, str] | None = None
         self._least = self._armings = 0  # the smallest number of armings that may move, and the newest one
@@ -86,6 +87,7 @@ class Guard:
 
     def take(self, frames: Iterable[GuardFrame | DamagedError], now: int) -> None:
         """Take what the channel had. Of several motions, the newest is sent; a hold or a stop replaces them."""
+        rested = list[GuardedArm]()
         for frame in frames:
             self._armings = max(self._armings, getattr(frame, "armings", 0))
             if isinstance(frame, DamagedError):
@@ -105,9 +107,13 @@ class Guard:
                 self._reject("unknown", f"found arm {frame.arm}, expected less than {len(self._arms)}", now)
             elif frame.kind is Kind.REST:
                 self._rest(self._arms[frame.arm], frame, now)
+                rested.append(self._arms[frame.arm])
             else:
                 self._queue(self._arms[frame.arm], frame, now)
+                rested.clear()
         self.look(now)
+        for arm in rested:
+            self._rehearse(arm, now)
 
     def joints(self, topic: str, message: JointState, publisher: bytes, now: int, *, stamped: bool) -> None:
         """Take a joint state; its stamp is the time of arrival if it has none."""
@@ -288,9 +294,9 @@ class Guard:
         """Send a frame that has passed, unless one of the same arrival could not be written."""
         if arm.needs_hold and frame.kind is not Kind.HOLD:
             return
-        arm.sent, (numbers, arm.fingers) = arm.check.command(frame), arm.check.split(frame)
-        if not self._write(arm.sent):  # a part may have been written: hold at once, and again until that succeeds
-            arm.needs_hold, arm.ends = True, frame.time
+        arm.sent, (numbers, arm.fingers) = frame, arm.check.split(frame)
+        if not self._write(arm.check.command(frame)):
+            arm.needs_hold, arm.ends = True, frame.time  # a part may have been written: hold until that succeeds
             return
         self.counts["sent"] += 1
         arm.speed, arm.needs_hold, holds = speed, False, frame.kind is Kind.HOLD
@@ -306,6 +312,13 @@ class Guard:
     def _rest(self, arm: GuardedArm, frame: GuardFrame, now: int) -> None:
         if arm.ends is not None and not (arm.check.sends_velocities or self.stopped or arm.needs_hold):
             arm.ends = max(arm.ends, min(frame.time, now) + min(frame.holds, arm.check.longest))
+
+    def _rehearse(self, arm: GuardedArm, now: int) -> None:
+        """Check and prepare the last motion again, so that the processor's caches are warm for the next one."""
+        if arm.ends is not None and arm.sent is not None:
+            with suppress(Exception):  # nothing of it is sent
+                self._check(arm, arm.sent, self._measured(arm, arm.sent, now))
+                self._prepare(arm.check.command(arm.sent))
 
     # Ends of motion
 
@@ -328,7 +341,7 @@ class Guard:
             if not arm.needs_hold:  # the node holds, too, also where no joint state is usable here
                 self.note("lapsed", arm.check.arm.name)
             self._hold(arm, now)
-        elif arm.sent is not None and self._write(arm.sent.stopped()):
+        elif arm.sent is not None and self._write(arm.check.command(arm.sent).stopped()):
             arm.ends = None
             self.note("expired", arm.check.arm.name)
         else:
@@ -379,7 +392,7 @@ class Guard:
 
     def _write(self, command: Command) -> bool:
         try:
-            self._send(command)
+            self._prepare(command)()
         except Exception as error:  # of the middleware
             self.note("unsent", str(error))
             return False

@@ -9,7 +9,7 @@ import socket
 import time
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -71,7 +71,7 @@ class GuardProcess:
             subscribe("std_msgs/msg/Bool", topics.stop, self._on_stop, "request"),
             subscribe("std_msgs/msg/Empty", heartbeats[0], self._on_heartbeat, "state"),
         ]
-        self.guard = Guard(self.options, self._send, self.note, partial(self._hear, self._joints))
+        self.guard = Guard(self.options, self._prepare, self.note, partial(self._hear, self._joints))
         self.drivers = Drivers(self, self._wiring, lambda error: self.guard.note("unsent", str(error)))
         self._heartbeat = self._wiring.teller("std_msgs/msg/UInt32MultiArray", heartbeats[1], "command")
         self._events: dict[str, str] = {}
@@ -156,9 +156,14 @@ class GuardProcess:
         self.throttled.flush()
         self.logger.info(f"ended, because of this: {why}; state: {self.guard.status['state']}")
 
-    def _send(self, command: Command) -> None:
-        for each in self.drivers.writes(command):
-            each.send(each.pack(each.make()))
+    def _prepare(self, command: Command) -> Callable[[], None]:
+        sends = [partial(each.send, each.pack(each.make())) for each in self.drivers.writes(command)]
+
+        def send() -> None:
+            for each in sends:
+                each()
+
+        return send
 
     def _on_joints(self, topic: str, message: Any, origin: Origin) -> None:
         self._heard += 1

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,6 +35,7 @@ _SILENT = 0.5  # s without a report, ten of which are missing then
 _ANSWER = 0.2  # s for the answer to a reset
 _ENDS = 1.0  # s
 _REST = 0.1  # s between announcements that the arm rests
+_COLD = 0.01  # s after which a guard that has done nothing needs longer for the next command
 _SPARE = 1.0  # s that a rest lasts longer than the longest inference
 _SECTIONS = ("robot", "control", "gripper", "limits", "timeouts", "topics", "takeover", "guard", "node")
 _OF_ARM = ("command", "gripper", "joint_states")
@@ -66,8 +66,11 @@ def start_guard(config: Config, node: Node, wiring: Wiring) -> "GuardClient | No
     return guard
 
 
-def frame_of(command: Command, index: int, fingers: Sequence[str]) -> GuardFrame:
-    """Return the frame of a command for the arm at ``index``, whose gripper has the joints ``fingers``."""
+def frame_of(command: Command, index: int, fingers: Sequence[str], **fields: int) -> GuardFrame:
+    """Return the frame of a command for the arm at ``index``, whose gripper has the joints ``fingers``.
+
+    ``fields`` are the frame's ``time``, ``holds`` and ``source``.
+    """
     known = dict(zip(command.names, command.positions.tolist(), strict=True))
     if command.twist is not None:
         kind, numbers = Kind.TWIST, [*command.twist[0].tolist(), *command.twist[1].tolist()]
@@ -84,6 +87,7 @@ def frame_of(command: Command, index: int, fingers: Sequence[str]) -> GuardFrame
         stamp=command.stamp,
         joints=joints,
         publisher=publisher,
+        **fields,
     )
 
 
@@ -146,8 +150,10 @@ class GuardClient:
 
     def writes(self, command: Command) -> list[DriverWrite]:
         index, arm = self._arms[command.arm]
-        frame = replace(
-            frame_of(command, index, arm.robot.gripper_joint_names),
+        frame = frame_of(
+            command,
+            index,
+            arm.robot.gripper_joint_names,
             time=time.monotonic_ns(),
             holds=self._holds(moves_on=command.moves_on),
             source=SOURCES.index(self._context.safety.status.source),
@@ -179,10 +185,9 @@ class GuardClient:
             raise WriteError(f"the guard holds by itself ({'; '.join(held)})")
         return {Reason[stopped[0].upper()]: f"{stopped[1]} (in the guard)"} if stopped else {}
 
-    def rest(self) -> None:
-        """Announce every 0.1 s, to every arm, that what was sent last remains in force."""
+    def rest(self, *, steps: bool) -> None:
         now = time.monotonic()
-        if now - self._rested < _REST or not self.gids:
+        if now - self._rested < (_COLD if steps else _REST) or not self.gids:
             return
         self._rested = now
         holds = self._holds(moves_on=False)
@@ -257,7 +262,7 @@ class GuardClient:
             self._counter += 1
             armings = self._context.safety.armings
             made = frame.time or time.monotonic_ns()
-            self._write(packet_of(frame, counter=self._counter, time=made, armings=armings))
+            self._write(packet_of(frame._replace(counter=self._counter, time=made, armings=armings)))
 
     def _write(self, packet: bytes) -> None:
         try:
