@@ -12,8 +12,9 @@
 Node, guard and robot are processes of their own; everything is judged from what a listener at the driver's topic
 received, by the middleware's source timestamps. While a velocity, a twist or a position plan is in force, the node
 is killed, suspended or starved, its interpreter lock is kept, its address space or all its memory used up, its
-graph thread blocked, its control thread in an endless loop or in a call that does not return. In half of the
-injections, a stop is pressed meanwhile; then nothing may move until a person has reset the node.
+graph thread blocked, its control thread in an endless loop or in a call that does not return; or the memory of a
+cgroup of node and guard runs out, and the kernel ends one of them (where cgroups are permitted). In half of the
+others, a stop is pressed meanwhile; then nothing may move until a person has reset the node.
 
 A violation is a velocity without a successor, or a position plan of a dead or silent node without a hold, 20 ms
 after its end; where the guard may not use SCHED_FIFO, plus the lateness of a bare timer process. The added
@@ -47,7 +48,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a file
 
 from tools.faults.messages import stamp_of
-from tools.faults.processes import DOMAINS, environment, reserved
+from tools.faults.processes import (
+    DOMAINS,
+    MemoryGroup,
+    environment,
+    reserved,
+    wait_until,
+)
 from tools.faults.records import Record
 from tools.faults.rig import Rig
 from tools.faults.setups import AHEAD, FINE, SERVO, VELOCITY
@@ -66,16 +73,18 @@ _INFERENCE = 0.3  # s; timeouts.inference of the rig; a rest lasts 1 s longer, a
 _RESTS = {"velocity": 2.5, "twist": 2.5, "positions": _INFERENCE + 1.0}
 _BEGINS = 0.3  # s after which a fault that the policy causes has begun
 _KILLED = 0.1  # s from the end of the node to the hold
-_SILENT = {"killed": 0.0, "suspended": 0.0, "lock": _BEGINS, "endless": _BEGINS, "never": _BEGINS}
+_SILENT = {"killed": 0.0, "oom": 0.0, "suspended": 0.0, "lock": _BEGINS, "endless": _BEGINS, "never": _BEGINS}
 """Faults that silence the control thread, and after how many seconds."""
 _GUARD_ENDS = 1.5  # s after its node
 _WATCHED = 1.0  # s after the node has come back
 _POSITIONS = {"options": {"control.rate_hz": "10.0", "control.schedule": "sync"}}
 PLANS: dict[str, dict[str, Any]] = {"velocity": dict(VELOCITY), "twist": dict(SERVO), "positions": _POSITIONS}
 WORDS = ("lock", "graph", "endless", "never", "memory", "full")
-KINDS = ("killed", "suspended", "starved", *WORDS)
+ENDS = ("killed", "oom")  # of the node
+KINDS = ("killed", "suspended", "starved", *WORDS, *(("oom",) if MemoryGroup.is_permitted() else ()))
 _CHUNK = ("--horizon", "8", "--seconds", "0.05")
 _TOPIC = "/arm/joint_command"
+_MEMORY = 64 << 20  # bytes, more than what the processes have
 _PER_RIG = 12  # injections with one node
 
 
@@ -121,6 +130,8 @@ def inject(rig: Rig, kind: str, seconds: float) -> float:
         rig.order(do="instruct", text=f"{kind} {seconds:.3f}")
         time.sleep(0.6)  # the plan that follows is in force
         return time.monotonic()
+    if kind == "oom":
+        return run_out_of_memory(rig)
     if kind == "starved":
         hogs = burn(2 * len(os.sched_getaffinity(0)))
         for task in Path(f"/proc/{rig.node.process.pid}/task").iterdir():
@@ -140,6 +151,27 @@ def inject(rig: Rig, kind: str, seconds: float) -> float:
     if kind == "suspended":
         threading.Timer(seconds, rig.node.signal, ["SIGCONT"]).start()
     return began
+
+
+def run_out_of_memory(rig: Rig) -> float:
+    """Let node and guard start in a cgroup, whose memory the policy takes; return when the kernel ended the node.
+
+    Raises VlaRosError if it has not, or not only the node.
+    """
+    rig.node.end()
+    group = MemoryGroup(str(rig.node.process.pid))
+    with group.entered():
+        rig.start_node()
+    rig.ready()
+    rig.arm()
+    rig.forget()
+    group.limit(_MEMORY)
+    rig.order(do="instruct", text="oom 20")
+    ended, ends = wait_until(lambda: not rig.node.alive, 20.0, 0.001), time.monotonic()
+    killed = group.close(5.0)
+    if not ended or killed != 1:
+        raise VlaRosError(f"the node has ended: {ended}; the kernel killed {killed} processes, expected 1")
+    return ends
 
 
 @dataclass(frozen=True)
@@ -188,9 +220,9 @@ def _ends(plan: str, kind: str, since: float, seconds: float) -> float:
 
     A node that is back within ``seconds``, before its rest has lapsed, goes on saying that the arm rests.
     """
-    if kind not in _SILENT or (kind != "killed" and seconds < _RESTS[plan]):
+    if kind not in _SILENT or (kind not in ENDS and seconds < _RESTS[plan]):
         return math.inf
-    return max(0.0, since + _SILENT[kind]) + (_KILLED if kind == "killed" else _RESTS[plan])
+    return max(0.0, since + _SILENT[kind]) + (_KILLED if kind in ENDS else _RESTS[plan])
 
 
 def judge(
@@ -232,10 +264,10 @@ def one(
     seconds = rng.uniform(1.0, 4.0)
     began, stopped = inject(rig, kind, seconds), None
     time.sleep(rng.uniform(0.05, 0.5))
-    if kind != "killed" and rng.random() < 0.5:
+    if kind not in ENDS and rng.random() < 0.5:
         rig.order(do="stop")
         stopped = time.monotonic()
-    lasts = 1.0 if kind == "killed" else max(seconds, _RESTS[plan] * (plan == "positions")) + _WATCHED
+    lasts = 1.0 if kind in ENDS else max(seconds, _RESTS[plan] * (plan == "positions")) + _WATCHED
     time.sleep(max(0.0, began + lasts - time.monotonic()))
     until = time.monotonic() - 0.4
     allowed = ENDS_WITHIN + (0.0 if fifo else timer.late)

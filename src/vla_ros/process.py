@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of glibc's malloc.h
@@ -17,7 +18,7 @@ _KEPT = 256 << 20  # bytes
 _LARGEST = 32 << 20  # bytes; the largest mmap threshold that some versions of glibc accept
 _PRIORITY = 20  # of SCHED_FIFO
 _LOCK_ALL = 3  # MCL_CURRENT | MCL_FUTURE of mman.h
-_OOM = "-900"  # oom_score_adj: others are killed first
+_OOM, _OOM_ABOVE = "-1000", 500  # oom_score_adj: never killed, and killed before another process
 _NEEDED = ("numpy", "yaml", "rich", "PIL", "simplejpeg", "cv2")
 _NATIVE = ("vla_control", "vla_inference", "vla_scene", "vla_collision", "vla_collision_view")
 _KINEMATICS = ("pinocchio",)  # needed only with a URDF; its user raises MissingDependencyError
@@ -88,6 +89,15 @@ def take_priority() -> list[str]:
     except OSError as error:
         refused.append(f"oom_score_adj: {error.strerror}")
     return refused
+
+
+def give_way(process: int) -> None:
+    """Let the kernel end this process before another one where memory runs out; raising the score is permitted."""
+    own, other = (Path(f"/proc/{each}/oom_score_adj") for each in ("self", process))
+    with suppress(OSError):  # the other one has ended
+        score = int(other.read_text()) + _OOM_ABOVE
+        if int(own.read_text()) < score:
+            own.write_text(f"{min(score, 1000)}")
 
 
 def stay_in_memory() -> list[str]:

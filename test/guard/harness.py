@@ -34,8 +34,8 @@ class Harness:
         self.writes_fail = False
         self.guard = Guard(LiveConfig(config), self._prepare, self._tell, lambda: None)
 
-    def _prepare(self, command: Command) -> Callable[[], None]:
-        return lambda: self._send(command)
+    def _prepare(self, command: Command) -> list[Callable[[], None]]:
+        return [lambda: self._send(command)]
 
     def _send(self, command: Command) -> None:
         if self.writes_fail:

@@ -149,7 +149,7 @@ def test_options_of_every_robot_can_be_read_by_a_guard() -> None:
     from pathlib import Path
 
     from vla_ros.config import load
-    from vla_ros.guard.guard import parse_options
+    from vla_ros.guard.arm import parse_options
     from vla_ros.node.guard_client import options_text
 
     folder = Path(__file__).parents[2] / "config"

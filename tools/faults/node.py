@@ -6,6 +6,7 @@ half a second per inference; ``raise``, ``nan``, ``infinite``, ``shape`` and ``e
 name. ``lock 3`` keeps the interpreter's lock for three seconds while the plan is executed, ``graph 3`` blocks the
 graph's thread then, ``endless 3`` computes and ``never 3`` waits that long in the inference, ``memory 3`` lets no
 thread get address space meanwhile, and ``full 3`` takes all memory up to a limit, so that no thread gets any.
+``oom 3`` takes memory that long until the kernel ends the process.
 """
 
 import argparse
@@ -96,6 +97,17 @@ def _fill(seconds: float) -> None:
     threading.Timer(_SOON, take).start()
 
 
+def _devour(seconds: float) -> None:
+    """Take memory until the kernel ends this process, ``seconds`` at most."""
+
+    def take() -> None:
+        taken, until = list[bytearray](), time.monotonic() + seconds
+        while time.monotonic() < until:
+            taken.append(bytearray(b"x" * (1 << 20)))
+
+    threading.Timer(_SOON, take).start()
+
+
 _STALLS: dict[str, Callable[[float], None]] = {
     "lock": _keep_lock,
     "graph": _block_graph,
@@ -103,6 +115,7 @@ _STALLS: dict[str, Callable[[float], None]] = {
     "never": time.sleep,
     "memory": _exhaust,
     "full": _fill,
+    "oom": _devour,
 }
 
 

@@ -93,4 +93,4 @@ def read_packet(packet: bytes) -> GuardFrame:
     if count > MOST_VALUES or values[8 * count :].strip(b"\0") or (text and kind is not Kind.OPTIONS):
         raise DamagedError(f"unknown: found {count} numbers and {len(text)} characters of {kind.name}")
     known = publisher if publisher.strip(b"\0") else b""
-    return GuardFrame(kind, *fields, known, armings, np.frombuffer(values, "<f8", count), text)
+    return GuardFrame._make([kind, *fields, known, armings, np.frombuffer(values, "<f8", count), text])

@@ -16,20 +16,20 @@ What proves a fault of the node is rejected, and stops the arm. A motion that ma
 held, if it is late or if the joint state that it names has not arrived here and it is not legal in any case.
 """
 
-import json
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from vla_ros.config import Config, LiveConfig, build
+from vla_ros.config import LiveConfig
 from vla_ros.control.command import Command
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.suspension import LONGEST
 from vla_ros.errors import VlaRosError
-from vla_ros.guard.arm import GuardedArm, guarded_arms
+from vla_ros.guard.arm import GuardedArm, guarded_arms, parse_options
 from vla_ros.guard.checks import ArmCheck
 from vla_ros.guard.frames import DamagedError, GuardFrame, Kind
 from vla_ros.guard.history import MeasuredRange
@@ -44,13 +44,9 @@ _WAIT = 200_000_000  # ns; the joint state that a frame names may arrive after t
 _AGAIN = 5_000_000  # ns between attempts to hold without a joint state
 _AHEAD = 1_000_000  # ns; no frame is from the future
 
+_Prepare = Callable[[Command], Iterable[Callable[[], object]]]
 LOOKS, JOINTS_POLLED = 4_000_000, 500_000
 """Nanoseconds between looks at what arrives on the graph, and while a frame waits for a joint state."""
-
-
-def parse_options(text: str) -> Config:
-    """Return the options of an OPTIONS packet: JSON by flat name."""
-    return build(json.loads(text), complete=False)
 
 
 class Guard:
@@ -58,7 +54,7 @@ class Guard:
 
     Args:
         options: The options with which the arms begin, and which the node changes.
-        prepare: Builds a command's messages for the drivers and returns a function that sends them; both raise
+        prepare: Builds a command's messages for the drivers and returns functions that send them; all raise
             whatever the middleware does.
         tell: Tells the node what happened: the event's name and a text.
         hear: Lets the joint states that have arrived be taken (:meth:`joints`).
@@ -70,11 +66,7 @@ class Guard:
     """
 
     def __init__(
-        self,
-        options: LiveConfig,
-        prepare: Callable[[Command], Callable[[], None]],
-        tell: Callable[[str, str], None],
-        hear: Callable[[], None],
+        self, options: LiveConfig, prepare: _Prepare, tell: Callable[[str, str], None], hear: Callable[[], None]
     ) -> None:
         self._options, self._arms = options, guarded_arms(options.current)
         self._prepare, self._tell, self._hear = prepare, tell, hear
@@ -173,8 +165,6 @@ class Guard:
             if arm.ends is not None:
                 self._hold(arm, now)
         return all(arm.ends is None for arm in self._arms)
-
-    # One arm
 
     def _queue(self, arm: GuardedArm, frame: GuardFrame, now: int) -> None:
         if frame.kind is Kind.HOLD:
@@ -276,19 +266,17 @@ class Guard:
         A step starts at the last command. It may also start at the last one that the node has proposed, if the
         guard has held since, or where the arm was, unless the last command is the ``only_last``.
         """
-        count, origins = len(arm.check.joint_names), [arm.last, arm.proposed]
+        known = [each for each in (arm.last, arm.proposed) if each is not None]
         if frame.kind is Kind.HOLD:
             self.merge()
         arm.check.check_fingers(frame, arm.newest)
         if frame.kind is Kind.HOLD:
-            known = [each for each in origins if each is not None]
             arm.check.check_hold(frame, measured, arm.following.held, known)
-            return np.zeros(count)
-        if measured is None or measured.certain or only_last:
-            origins = [arm.last]
-        else:
-            origins += [measured.nearest(frame.values[:count])]
-        return arm.check.check_motion(frame, measured, [each for each in origins if each is not None], arm.speed)
+            return np.zeros(len(arm.speed))
+        origins: Iterable[FloatArray] = known[:1]
+        if measured is not None and not (measured.certain or only_last):  # the last command usually suffices
+            origins = chain(known, map(measured.nearest, [frame.values[: len(arm.speed)]]))
+        return arm.check.check_motion(frame, measured, origins, arm.speed)
 
     def _pass_on(self, arm: GuardedArm, frame: GuardFrame, speed: FloatArray) -> None:
         """Send a frame that has passed, unless one of the same arrival could not be written."""
@@ -365,8 +353,6 @@ class Guard:
                 arm.last = held.positions[: len(arm.speed)]
             self.note("held", f"{arm.check.arm.name} at {np.round(held.positions, 4).tolist()}")
 
-    # The rest
-
     def _reject(self, name: str, why: str, now: int) -> None:
         """Refuse a frame, which means a fault in the node: hold and stop."""
         self.counts[f"rejected_{name}"] += 1
@@ -392,7 +378,8 @@ class Guard:
 
     def _write(self, command: Command) -> bool:
         try:
-            self._prepare(command)()
+            for send in self._prepare(command):
+                send()
         except Exception as error:  # of the middleware
             self.note("unsent", str(error))
             return False

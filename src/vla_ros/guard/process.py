@@ -27,19 +27,18 @@ from vla_ros.graph import Graph, open_graph
 from vla_ros.graph.node import Node, RawSubscription, printable_logger
 from vla_ros.graph.origin import Origin
 from vla_ros.graph.wiring import Wiring
+from vla_ros.guard.arm import parse_options
 from vla_ros.guard.channel import Channel, ChannelError
 from vla_ros.guard.frames import GuardFrame
-from vla_ros.guard.guard import Guard, parse_options
+from vla_ros.guard.guard import Guard
 from vla_ros.process import Printing, stay_in_memory, take_priority
 from vla_ros.types import JointState
 
-_CHORES = 0.02  # s between callbacks of timers and services
-_TELL = 0.05  # s between reports to the node, and heartbeats
+_CHORES, _TELL = 0.02, 0.05  # s between callbacks of timers and services; between reports and heartbeats
 _OPTIONS = 600.0  # s; the node loads its policy before it sends options
 _BURST = 0.005  # s for messages that only the executor reads, one at a time
 _LAST_HOLD, _AGAIN = 0.6, 0.002  # s for the last hold, and between its attempts
 _DELIVERED = 0.2  # s after which a middleware has delivered it (Fast DDS sends from a thread of its own)
-_STATES = ("holding", "moving", "stopped")
 
 
 class GuardProcess:
@@ -99,9 +98,9 @@ class GuardProcess:
             awake, now = self.clock.awake(), time.monotonic()
             if awake - last > LONGEST:
                 self.guard.suspended(time.monotonic_ns())
+            self._look()
             self._periods[int(4 * math.log2(1 + 1e6 * (awake - last)))] += 1
             self._slowest, last = max(self._slowest, awake - last), awake
-            self._look()
             if self._channel.is_closed or any(number == node_ended for number, _ in ready):
                 ended.append("the node has ended")
             if now >= chores:
@@ -156,14 +155,8 @@ class GuardProcess:
         self.throttled.flush()
         self.logger.info(f"ended, because of this: {why}; state: {self.guard.status['state']}")
 
-    def _prepare(self, command: Command) -> Callable[[], None]:
-        sends = [partial(each.send, each.pack(each.make())) for each in self.drivers.writes(command)]
-
-        def send() -> None:
-            for each in sends:
-                each()
-
-        return send
+    def _prepare(self, command: Command) -> list[Callable[[], object]]:
+        return [partial(each.send, each.pack(each.make())) for each in self.drivers.writes(command)]
 
     def _on_joints(self, topic: str, message: Any, origin: Origin) -> None:
         self._heard += 1
@@ -189,7 +182,7 @@ class GuardProcess:
         else:
             self.guard.counts["not_logged"] += 1
         self._beats = (self._beats + 1) & 0xFFFFFFFF
-        counted = self._beats, _STATES.index(self.guard.status["state"])
+        counted = self._beats, ("holding", "moving", "stopped").index(self.guard.status["state"])
         seal = zlib.crc32(b"".join(number.to_bytes(4, "little") for number in counted))
         beat = self._graph.message("std_msgs/msg/UInt32MultiArray")(data=[*counted, seal])
         self._heartbeat.publish(beat)

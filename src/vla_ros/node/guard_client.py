@@ -29,6 +29,7 @@ from vla_ros.graph.node import Node
 from vla_ros.graph.wiring import Wiring
 from vla_ros.guard.channel import ChannelError, socket_pair
 from vla_ros.guard.frames import SOURCES, GuardFrame, Kind, packet_of
+from vla_ros.process import give_way
 
 _READY = 60.0  # s until a guard has started on a busy machine
 _SILENT = 0.5  # s without a report, ten of which are missing then
@@ -66,7 +67,7 @@ def start_guard(config: Config, node: Node, wiring: Wiring) -> "GuardClient | No
     return guard
 
 
-def frame_of(command: Command, index: int, fingers: Sequence[str], **fields: int) -> GuardFrame:
+def frame_of(command: Command, index: int, fingers: Sequence[str], **fields: Any) -> GuardFrame:
     """Return the frame of a command for the arm at ``index``, whose gripper has the joints ``fingers``.
 
     ``fields`` are the frame's ``time``, ``holds`` and ``source``.
@@ -146,6 +147,7 @@ class GuardClient:
             if self._lost or time.monotonic() > until:
                 why = self._lost or "no answer"
                 raise VlaRosError(f"the guard does not start: {why}; without one: guard.process:=false")
+        give_way(self._process.pid)
         return self
 
     def writes(self, command: Command) -> list[DriverWrite]:
