@@ -1,7 +1,7 @@
 """Injects what keeps a node from ending a motion, and measures when its guard does, at the driver.
 
     python benchmarks/guard.py --injections 1000 --seed 1 --json guard.json   # resumes where the file ends
-    python benchmarks/guard.py --normal 1800            # seconds of each kind of normal work
+    python benchmarks/guard.py --normal 1800 --jobs 4 --json guard.json   # seconds of each kind; resumes, too
     python benchmarks/guard.py --frames 10000000        # damaged frames, none of which may be accepted
     python benchmarks/guard.py --commands 1000000 --jobs 4   # legal ones, on a clock of their own: none is rejected
     python benchmarks/guard.py --rate-hz 250 --seconds 600 --busy 2   # commands that are missing, on a busy machine
@@ -35,9 +35,9 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from queue import SimpleQueue
@@ -85,6 +85,7 @@ KINDS = ("killed", "suspended", "starved", *WORDS, *(("oom",) if MemoryGroup.is_
 _CHUNK = ("--horizon", "8", "--seconds", "0.05")
 _TOPIC = "/arm/joint_command"
 _MEMORY = 64 << 20  # bytes, more than what the processes have
+_SLICE = 10.0  # s between records of normal work
 _PER_RIG = 12  # injections with one node
 
 
@@ -478,31 +479,75 @@ NORMAL: dict[str, tuple[dict[str, Any], tuple[dict[str, Any], ...]]] = {
     "an arm that sags": ({}, ({"do": "arm", "kind": "sags"},)),
     "an arm that lags": ({}, ({"do": "arm", "kind": "lags"},)),
     "twist at 5 Hz": ({**SERVO, "options": {**SERVO["options"], "control.rate_hz": "5.0"}}, ()),
+    "joint states with jitter": ({}, ({"do": "joints", "kind": "jitter", "amount": 0.015},)),
     "joint states that are late and reordered": ({}, ({"do": "joints", "kind": "reorder", "amount": 4},)),
 }
 """Normal work: what the node and the policy are set up with, and orders of the robot."""
 
 
-def work(seconds: float, backend: str, seed: int) -> dict[str, Any]:
-    """Return, for each kind of normal work, how many commands were sent, and what else the guard did."""
-    free, found = domains(seed), dict[str, Any]()
-    for name, (own, orders) in NORMAL.items():
-        options = {**own.get("options", {}), "guard.process": "true", "node.backend": backend}
-        chunk = "--horizon", str(own.get("horizon", 1)), "--seconds", str(own.get("seconds", 0.0))
-        words = (*own.get("robot_words", ()), "--backend", backend)
-        with reserved(free) as domain, Rig(domain, options, chunk, words) as rig:
-            rig.ready()
-            rig.arm()
-            for order in orders:
-                rig.order(**order)
-            time.sleep(1.0)
-            before = Counter(rig.status["guard"]["counts"])
-            time.sleep(seconds)
-            counts, state = Counter(rig.status["guard"]["counts"]) - before, rig.status["state"]
-        sent = counts.pop("sent", 0)
-        found[name] = {"sent": sent, "else": dict(counts), "node": state}
-        print(name, found[name], flush=True)
-    return found
+@dataclass
+class Worked:
+    """What became of one kind of normal work, over all runs that add up."""
+
+    seconds: float = 0.0
+    sent: int = 0
+    other: dict[str, int] = field(default_factory=dict)  # what else the guard did, by name
+    node: str = ""  # its state
+
+    def add(self, seconds: float, counts: Mapping[str, int], node: str) -> "Worked":
+        """Return this with another run."""
+        other = Counter(self.other) + Counter(counts)
+        sent = self.sent + other.pop("sent", 0)
+        return Worked(round(self.seconds + seconds, 1), sent, dict(other), node)
+
+
+def work(
+    kind: str, wanted: float, found: dict[str, Worked], free: SimpleQueue[int], backend: str, end: threading.Event
+) -> None:
+    """Let one kind of normal work go on until there are ``wanted`` seconds of it, and record it in ``found``."""
+    before, (own, orders) = found.setdefault(kind, Worked()), NORMAL[kind]
+    options = {**own.get("options", {}), "guard.process": "true", "node.backend": backend}
+    chunk = "--horizon", str(own.get("horizon", 1)), "--seconds", str(own.get("seconds", 0.0))
+    words = (*own.get("robot_words", ()), "--backend", backend)
+    with reserved(free) as domain, Rig(domain, options, chunk, words) as rig:
+        rig.ready()
+        rig.arm()
+        for order in orders:
+            rig.order(**order)
+        time.sleep(1.0)
+        first, began = Counter(rig.status["guard"]["counts"]), time.monotonic()
+        while found[kind].seconds < wanted and not end.wait(min(_SLICE, wanted - found[kind].seconds)):
+            counts = Counter(rig.status["guard"]["counts"]) - first
+            found[kind] = before.add(time.monotonic() - began, counts, rig.status["state"])
+            rig.forget()
+
+
+def work_all(
+    wanted: float, limit: float, jobs: int, done: Mapping[str, Any], backend: str, seed: int
+) -> Iterator[dict[str, Any]]:
+    """Let every kind of normal work go on, ``jobs`` at a time; yield what became of all, until all has ended.
+
+    It adds to what is ``done``, and ends after ``limit`` seconds.
+    """
+    found, free, until = (
+        {kind: Worked(**each) for kind, each in done.items()},
+        domains(seed),
+        time.monotonic() + limit,
+    )
+    end = threading.Event()
+    with ThreadPoolExecutor(jobs) as pool:
+        missing = [kind for kind in NORMAL if kind not in found or found[kind].seconds < wanted]
+        running = {pool.submit(work, kind, wanted, found, free, backend, end) for kind in missing}
+        try:
+            while running and not end.is_set():
+                finished, running = wait(running, timeout=_SLICE)
+                for each in finished:
+                    each.result()
+                yield {kind: asdict(each) for kind, each in found.items()}
+                if time.monotonic() > until:
+                    break
+        finally:
+            end.set()
 
 
 _PER_CELL = 300  # commands of one robot with one policy
@@ -573,8 +618,10 @@ def main() -> int:
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="busy processes beside --rate-hz")
     parser.add_argument("--hours", type=float, default=0.0, help="histograms beside an inference")
     parser.add_argument("--commands", type=int, default=0, metavar="N", help="legal commands")
-    parser.add_argument("--limit", type=float, default=math.inf, metavar="SECONDS", help="for --commands")
-    parser.add_argument("--jobs", type=int, default=1, help="processes for --commands")
+    parser.add_argument(
+        "--limit", type=float, default=math.inf, metavar="SECONDS", help="for --commands and --normal"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="at a time, of --commands and --normal")
     parser.add_argument("--backend", choices=("dds", "rclpy"), default="dds")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
@@ -582,8 +629,10 @@ def main() -> int:
     report: dict[str, Any] = {"seed": given.seed, "backend": given.backend, "results": []}
     if given.json and given.json.exists():
         report = json.loads(given.json.read_text())
-    if given.normal:
-        report["normal"] = work(given.normal, given.backend, given.seed)
+    normal = report.get("normal", {})
+    runs = work_all(given.normal, given.limit, given.jobs, normal, given.backend, given.seed)
+    for report["normal"] in runs if given.normal else ():
+        write(given.json, report)
     if given.rate_hz:
         report["rate"] = {
             name: misses(given.seconds, given.rate_hz, given.busy, guard, given.backend, given.seed)

@@ -102,11 +102,25 @@ def give_way(process: int) -> None:
 
 def stay_in_memory() -> list[str]:
     """Lock this process's memory and freeze what the garbage collector need not look at; return what failed."""
-    gc.collect()
-    gc.freeze()
+    keep_prompt()
     if ctypes.CDLL(None, use_errno=True).mlockall(_LOCK_ALL):
         return [f"mlockall: {os.strerror(ctypes.get_errno())} (memlock in /etc/security/limits.d)"]
     return []
+
+
+SWITCH_INTERVAL = 0.0005
+"""Maximum time in seconds for which a thread that runs Python code keeps another one waiting."""
+
+
+def keep_prompt() -> None:
+    """Let no thread that runs Python code, and no collection of what is loaded, keep other threads for long.
+
+    By default, the first lasts 5 ms, and the second 50 ms and more. Call ``gc.unfreeze()`` at the end: otherwise
+    Triton's bindings report all their types as leaked.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    gc.collect()
+    gc.freeze()
 
 
 class Printing:
