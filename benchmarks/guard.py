@@ -432,14 +432,16 @@ def added(rounds: int, backend: str, seed: int) -> dict[str, Any]:
     }
 
 
-def misses(seconds: float, rate: float, busy: int, guard: bool, backend: str, seed: int) -> dict[str, Any]:
-    """Return how many commands of a plan, ``rate`` a second, did not come, beside ``busy`` processes."""
+def misses(given: argparse.Namespace, guard: bool) -> dict[str, Any]:
+    """Return how many commands of a plan, ``rate_hz`` a second, did not come, beside ``busy`` processes."""
+    seconds, rate, backend = given.seconds, given.rate_hz, given.backend
     options = {**FINE["options"], "control.command_rate_hz": str(rate)}
     options |= {"guard.process": str(guard).lower(), "node.backend": backend}
-    chunk, words = ("--horizon", "8", "--seconds", str(FINE["seconds"])), ("--backend", backend)
-    hogs = burn(busy)
+    chunk, words = ["--horizon", "8", "--seconds", str(FINE["seconds"])], ("--backend", backend)
+    chunk += ["--computes"] * given.computes
+    hogs = burn(given.busy)
     try:
-        with reserved(domains(seed)) as domain, Rig(domain, options, chunk, words) as rig:
+        with reserved(domains(given.seed)) as domain, Rig(domain, options, tuple(chunk), words) as rig:
             rig.ready()
             rig.arm()
             time.sleep(2.0)
@@ -615,6 +617,7 @@ def main() -> int:
     parser.add_argument("--frames", type=int, default=0, metavar="N", help="damaged frames")
     parser.add_argument("--rate-hz", type=float, default=0.0, help="of commands, of which none may be missing")
     parser.add_argument("--seconds", type=float, default=600.0, help="for --rate-hz, without and with a guard")
+    parser.add_argument("--computes", action="store_true", help="let the policy keep a processor beside --rate-hz")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="busy processes beside --rate-hz")
     parser.add_argument("--hours", type=float, default=0.0, help="histograms beside an inference")
     parser.add_argument("--commands", type=int, default=0, metavar="N", help="legal commands")
@@ -634,10 +637,7 @@ def main() -> int:
     for report["normal"] in runs if given.normal else ():
         write(given.json, report)
     if given.rate_hz:
-        report["rate"] = {
-            name: misses(given.seconds, given.rate_hz, given.busy, guard, given.backend, given.seed)
-            for name, guard in (("without", False), ("with", True))
-        }
+        report["rate"] = {name: misses(given, guard) for name, guard in (("without", False), ("with", True))}
         write(given.json, report)
     for report["hours"] in over_hours(given.hours, given.backend, given.seed) if given.hours else ():
         write(given.json, report)
