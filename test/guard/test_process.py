@@ -18,6 +18,7 @@ from vla_ros.graph.origin import Origin
 from vla_ros.guard.channel import Channel, socket_pair
 from vla_ros.guard.frames import GuardFrame, Kind, packet_of
 from vla_ros.guard.process import GuardProcess
+from vla_ros.process import SharedText
 
 MESSAGES = 60
 
@@ -51,7 +52,8 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
 
 def process_on(graph: Graph, channel: Channel) -> GuardProcess:
     config = configure(robot={"gripper_joint_names": []}, gripper={"mode": "none"}, control={"rate_hz": 10.0})
-    return GuardProcess(graph, graph.create_node("guard"), channel, config, ["/heartbeat", "/guard_heartbeat"])
+    told, beats = SharedText(os.memfd_create("told")), ["/heartbeat", "/guard_heartbeat"]
+    return GuardProcess(graph, graph.create_node("guard"), channel, told, config, beats)
 
 
 def joint_state(graph: Graph, number: int) -> Any:

@@ -29,12 +29,13 @@ from vla_ros.graph.node import Node
 from vla_ros.graph.wiring import Wiring
 from vla_ros.guard.channel import ChannelError, socket_pair
 from vla_ros.guard.frames import SOURCES, GuardFrame, Kind, packet_of
-from vla_ros.process import give_way
+from vla_ros.process import SharedText, give_way
 
 _READY = 60.0  # s until a guard has started on a busy machine
 _SILENT = 0.5  # s without a report, ten of which are missing then
 _ANSWER = 0.2  # s for the answer to a reset
 _ENDS = 1.0  # s
+_LOOKS = 0.002  # s between looks for an answer
 _REST = 0.1  # s between announcements that the arm rests
 _COLD = 0.01  # s after which a guard that has done nothing needs longer for the next command
 _SPARE = 1.0  # s that a rest lasts longer than the longest inference
@@ -101,9 +102,10 @@ class GuardClient:
     def __init__(self, config: Config, node: Node, backend: str) -> None:
         self._node, self._lock = node, threading.RLock()
         self._channel, theirs = socket_pair()
-        end = theirs.socket.fileno()
+        end, told = theirs.socket.fileno(), os.memfd_create("vla_guard")
         asked = {
             "channel": end,
+            "told": told,
             "process": os.getpid(),
             "name": f"{node.get_name()}_guard",
             "namespace": node.get_namespace(),
@@ -116,11 +118,12 @@ class GuardClient:
         try:
             # A session of its own, so that Ctrl-C reaches the node first, whose last holds are sent.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[end]
+                command, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[end, told]
             )
         except OSError as error:
             raise VlaRosError(f"guard.process: no guard starts: {error}") from error
         theirs.socket.close()  # here, not for the guard
+        self._tells = SharedText(told)
         self._counter, self._options = 0, ""
         self._told: Mapping[str, Any] = {}
         self._judged: Mapping[str, Any] = self._told  # the report that look() has seen last
@@ -142,7 +145,7 @@ class GuardClient:
         self.configure(config)
         until = time.monotonic() + _READY
         while not self.gids:
-            select.select([self._channel.socket], [], [], 0.1)
+            select.select([self._channel.socket], [], [], _LOOKS)
             self._read()
             if self._lost or time.monotonic() > until:
                 why = self._lost or "no answer"
@@ -217,7 +220,7 @@ class GuardClient:
             before, until = self._resets, time.monotonic() + _ANSWER
             self._try(GuardFrame(Kind.RESET))
             while self._resets == before and not self._lost and time.monotonic() < until:
-                select.select([self._channel.socket], [], [], _ANSWER / 10)
+                select.select([self._channel.socket], [], [], _LOOKS)
                 self._read()
             if self._resets > before:
                 return ""
@@ -278,8 +281,12 @@ class GuardClient:
         """Read what the guard has told. The caller holds the lock, or is the only thread."""
         if self._lost:
             return
-        for packet in self._channel.take():
-            self._told, self._heard = json.loads(packet), time.monotonic()
+        text, now = self._tells.read(), time.monotonic()
+        if text is not None:
+            self._told, self._heard = json.loads(text), now
+        elif now - self._heard > _REST:
+            for _ in self._channel.take():  # nothing, but it may be closed
+                pass
         if "error" in self._told:
             self._lost = str(self._told["error"])
         elif self._told:
