@@ -73,8 +73,9 @@ class JointHistory:
                 self._publishers.clear()
             newest, since, doubt = self._publishers.get(publisher, (stamp, arrived, 0))
             # Late, or the clock was set back: then nothing newer follows, and stamps may repeat.
-            if stamp < newest - _JUMP and arrived - since > _SILENT:
-                doubt = since
+            if stamp < newest - _JUMP:
+                self._void = max(self._void, arrived - _JUMP)  # which may have had the stamps that follow
+                doubt = since if arrived - since > _SILENT else doubt
             if doubt and arrived - since > _JUMP:
                 self._void, newest = doubt, stamp
             if stamp >= newest:
