@@ -1,17 +1,20 @@
 """Injects what keeps a node from ending a motion, and measures when its guard does, at the driver.
 
     python benchmarks/guard.py --injections 1000 --seed 1 --json guard.json   # resumes where the file ends
-    python benchmarks/guard.py --normal 1800            # seconds of each kind of normal work
+    python benchmarks/guard.py --normal 1800 --jobs 4 --json guard.json   # seconds of each kind; resumes, too
     python benchmarks/guard.py --frames 10000000        # damaged frames, none of which may be accepted
     python benchmarks/guard.py --commands 1000000 --jobs 4   # legal ones, on a clock of their own: none is rejected
     python benchmarks/guard.py --rate-hz 250 --seconds 600 --busy 2   # commands that are missing, on a busy machine
+    python benchmarks/guard.py --hours 1 --rounds 0 --json hour.json   # beside an inference; behind
+        # ``setpriv --bounding-set -sys_nice``, root has no real-time priority either
     python benchmarks/guard.py --backend rclpy ...      # with the ROS 2 that is sourced, over RMW_IMPLEMENTATION
 
 Node, guard and robot are processes of their own; everything is judged from what a listener at the driver's topic
 received, by the middleware's source timestamps. While a velocity, a twist or a position plan is in force, the node
 is killed, suspended or starved, its interpreter lock is kept, its address space or all its memory used up, its
-graph thread blocked, its control thread in an endless loop or in a call that does not return. In half of the
-injections, a stop is pressed meanwhile; then nothing may move until a person has reset the node.
+graph thread blocked, its control thread in an endless loop or in a call that does not return; or the memory of a
+cgroup of node and guard runs out, and the kernel ends one of them (where cgroups are permitted). In half of the
+others, a stop is pressed meanwhile; then nothing may move until a person has reset the node.
 
 A violation is a velocity without a successor, or a position plan of a dead or silent node without a hold, 20 ms
 after its end; where the guard may not use SCHED_FIFO, plus the lateness of a bare timer process. The added
@@ -31,10 +34,10 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from queue import SimpleQueue
@@ -45,7 +48,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this is run as a file
 
 from tools.faults.messages import stamp_of
-from tools.faults.processes import DOMAINS, environment, reserved
+from tools.faults.processes import (
+    DOMAINS,
+    MemoryGroup,
+    environment,
+    reserved,
+    wait_until,
+)
+from tools.faults.records import Record
 from tools.faults.rig import Rig
 from tools.faults.setups import AHEAD, FINE, SERVO, VELOCITY
 from vla_ros.errors import VlaRosError
@@ -63,16 +73,19 @@ _INFERENCE = 0.3  # s; timeouts.inference of the rig; a rest lasts 1 s longer, a
 _RESTS = {"velocity": 2.5, "twist": 2.5, "positions": _INFERENCE + 1.0}
 _BEGINS = 0.3  # s after which a fault that the policy causes has begun
 _KILLED = 0.1  # s from the end of the node to the hold
-_SILENT = {"killed": 0.0, "suspended": 0.0, "lock": _BEGINS, "endless": _BEGINS, "never": _BEGINS}
+_SILENT = {"killed": 0.0, "oom": 0.0, "suspended": 0.0, "lock": _BEGINS, "endless": _BEGINS, "never": _BEGINS}
 """Faults that silence the control thread, and after how many seconds."""
 _GUARD_ENDS = 1.5  # s after its node
 _WATCHED = 1.0  # s after the node has come back
 _POSITIONS = {"options": {"control.rate_hz": "10.0", "control.schedule": "sync"}}
 PLANS: dict[str, dict[str, Any]] = {"velocity": dict(VELOCITY), "twist": dict(SERVO), "positions": _POSITIONS}
 WORDS = ("lock", "graph", "endless", "never", "memory", "full")
-KINDS = ("killed", "suspended", "starved", *WORDS)
+ENDS = ("killed", "oom")  # of the node
+KINDS = ("killed", "suspended", "starved", *WORDS, *(("oom",) if MemoryGroup.is_permitted() else ()))
 _CHUNK = ("--horizon", "8", "--seconds", "0.05")
 _TOPIC = "/arm/joint_command"
+_MEMORY = 64 << 20  # bytes, more than what the processes have
+_SLICE = 10.0  # s between records of normal work
 _PER_RIG = 12  # injections with one node
 
 
@@ -118,6 +131,8 @@ def inject(rig: Rig, kind: str, seconds: float) -> float:
         rig.order(do="instruct", text=f"{kind} {seconds:.3f}")
         time.sleep(0.6)  # the plan that follows is in force
         return time.monotonic()
+    if kind == "oom":
+        return run_out_of_memory(rig)
     if kind == "starved":
         hogs = burn(2 * len(os.sched_getaffinity(0)))
         for task in Path(f"/proc/{rig.node.process.pid}/task").iterdir():
@@ -137,6 +152,27 @@ def inject(rig: Rig, kind: str, seconds: float) -> float:
     if kind == "suspended":
         threading.Timer(seconds, rig.node.signal, ["SIGCONT"]).start()
     return began
+
+
+def run_out_of_memory(rig: Rig) -> float:
+    """Let node and guard start in a cgroup, whose memory the policy takes; return when the kernel ended the node.
+
+    Raises VlaRosError if it has not, or not only the node.
+    """
+    rig.node.end()
+    group = MemoryGroup(str(rig.node.process.pid))
+    with group.entered():
+        rig.start_node()
+    rig.ready()
+    rig.arm()
+    rig.forget()
+    group.limit(_MEMORY)
+    rig.order(do="instruct", text="oom 20")
+    ended, ends = wait_until(lambda: not rig.node.alive, 20.0, 0.001), time.monotonic()
+    killed = group.close(5.0)
+    if not ended or killed != 1:
+        raise VlaRosError(f"the node has ended: {ended}; the kernel killed {killed} processes, expected 1")
+    return ends
 
 
 @dataclass(frozen=True)
@@ -185,9 +221,9 @@ def _ends(plan: str, kind: str, since: float, seconds: float) -> float:
 
     A node that is back within ``seconds``, before its rest has lapsed, goes on saying that the arm rests.
     """
-    if kind not in _SILENT or (kind != "killed" and seconds < _RESTS[plan]):
+    if kind not in _SILENT or (kind not in ENDS and seconds < _RESTS[plan]):
         return math.inf
-    return max(0.0, since + _SILENT[kind]) + (_KILLED if kind == "killed" else _RESTS[plan])
+    return max(0.0, since + _SILENT[kind]) + (_KILLED if kind in ENDS else _RESTS[plan])
 
 
 def judge(
@@ -229,10 +265,10 @@ def one(
     seconds = rng.uniform(1.0, 4.0)
     began, stopped = inject(rig, kind, seconds), None
     time.sleep(rng.uniform(0.05, 0.5))
-    if kind != "killed" and rng.random() < 0.5:
+    if kind not in ENDS and rng.random() < 0.5:
         rig.order(do="stop")
         stopped = time.monotonic()
-    lasts = 1.0 if kind == "killed" else max(seconds, _RESTS[plan] * (plan == "positions")) + _WATCHED
+    lasts = 1.0 if kind in ENDS else max(seconds, _RESTS[plan] * (plan == "positions")) + _WATCHED
     time.sleep(max(0.0, began + lasts - time.monotonic()))
     until = time.monotonic() - 0.4
     allowed = ENDS_WITHIN + (0.0 if fifo else timer.late)
@@ -279,13 +315,18 @@ def has_fifo(rig: Rig) -> bool:
     return "SCHED_FIFO" not in rig.log.read_text(encoding="utf-8", errors="replace")
 
 
+def domains(seed: int) -> SimpleQueue[int]:
+    """Return the DDS domains for runs that discover only each other, in random order."""
+    free = SimpleQueue[int]()
+    for domain in random.Random(seed).sample(DOMAINS, len(DOMAINS)):
+        free.put(domain)
+    return free
+
+
 def run(
     count: int, seed: int, done: list[dict[str, Any]], backend: str, kinds: Sequence[str] = KINDS
 ) -> Iterator[list[dict[str, Any]]]:
     """Inject until there are ``count`` results; yield all results after each."""
-    free = SimpleQueue[int]()
-    for domain in random.Random(seed).sample(DOMAINS, len(DOMAINS)):
-        free.put(domain)
     timer = Timer()
     try:
         while len(done) < count:
@@ -294,7 +335,11 @@ def run(
             own = PLANS[plan]
             options = {**own["options"], "guard.process": "true", "node.backend": backend}
             words = (*own.get("robot_words", ()), "--backend", backend)
-            with reserved(free) as domain, Rig(domain, options, _CHUNK, words) as rig, ExitStack() as stack:
+            with (
+                reserved(domains(seed)) as domain,
+                Rig(domain, options, _CHUNK, words) as rig,
+                ExitStack() as stack,
+            ):
                 rig.ready()
                 rig.arm()
                 fifo, ear = has_fifo(rig), Listener(domain, backend, plan)
@@ -314,20 +359,59 @@ def run(
 
 def latencies(seconds: float, guard: bool, backend: str, seed: int) -> tuple[list[float], bool]:
     """Return the times from sending a frame to sending its command in milliseconds, and :func:`has_fifo`."""
-    free = SimpleQueue[int]()
-    for domain in random.Random(seed).sample(DOMAINS, len(DOMAINS)):
-        free.put(domain)
     options = {"guard.process": str(guard).lower(), "node.backend": backend}
-    with reserved(free) as domain, Rig(domain, options, (), ("--backend", backend)) as rig:
+    with reserved(domains(seed)) as domain, Rig(domain, options, (), ("--backend", backend)) as rig:
         rig.ready()
         rig.arm()
         time.sleep(1.0)
         rig.forget()
         time.sleep(seconds)
-        records, fifo = list(rig.records), has_fifo(rig)
+        return since_frames(list(rig.records)), has_fifo(rig)
+
+
+def since_frames(records: Sequence[Record]) -> list[float]:
+    """Return the times from sending a frame to sending its command in milliseconds."""
     sent = {record.stamp: record.time for record in records if record.kind == "frame"}
     commands = [record for record in records if record.kind == "command" and record.stamp in sent]
-    return [1e3 * (command.time - command.delay - sent[command.stamp]) for command in commands], fifo
+    return [1e3 * (command.time - command.delay - sent[command.stamp]) for command in commands]
+
+
+def over_hours(hours: float, backend: str, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield, every minute, histograms over all time beside an inference that computes for 20 of 33 ms.
+
+    Of the guard's period, and of the time from a frame to its command. Each has the upper limit of a bin in
+    microseconds and how many there were.
+    """
+    options, until = {"guard.process": "true", "node.backend": backend}, time.monotonic() + 3600 * hours
+    words, times, began = ("--seconds", "0.02", "--computes"), list[float](), time.monotonic()
+    with reserved(domains(seed)) as domain, Rig(domain, options, words, ("--backend", backend)) as rig:
+        rig.ready()
+        rig.arm()
+        time.sleep(1.0)
+        before = Counter(rig.status["guard"]["periods"])
+        rig.forget()
+        while time.monotonic() < until:
+            time.sleep(min(60.0, max(0.0, until - time.monotonic())))
+            records = list(rig.records)
+            rig.forget()
+            times += since_frames(records)
+            periods = Counter(rig.status["guard"]["periods"]) - before
+            latencies = Counter(str(int(4 * math.log2(1 + 1e3 * each))) for each in times)
+            quantiles = np.percentile(times, [50, 99, 99.9, 100]).round(3).tolist()
+            yield {
+                "minutes": round((time.monotonic() - began) / 60, 1),
+                "fifo": has_fifo(rig),
+                "state": rig.status["state"],
+                "guard": dict(rig.status["guard"]["counts"]),
+                "frame_to_command_ms": dict(zip(("p50", "p99", "p99.9", "longest"), quantiles, strict=True)),
+                "frame_to_command_us": bins(latencies),
+                "period_us": bins(periods),
+            }
+
+
+def bins(counts: Mapping[str, int]) -> dict[int, int]:
+    """Return how many there were below each limit, from counts by four times the limit's binary logarithm."""
+    return {round(2 ** ((number + 1) / 4)): counts[str(number)] for number in sorted(map(int, counts))}
 
 
 def added(rounds: int, backend: str, seed: int) -> dict[str, Any]:
@@ -348,17 +432,16 @@ def added(rounds: int, backend: str, seed: int) -> dict[str, Any]:
     }
 
 
-def misses(seconds: float, rate: float, busy: int, guard: bool, backend: str, seed: int) -> dict[str, Any]:
-    """Return how many commands of a plan, ``rate`` a second, did not come, beside ``busy`` processes."""
-    free = SimpleQueue[int]()
-    for domain in random.Random(seed).sample(DOMAINS, len(DOMAINS)):
-        free.put(domain)
+def misses(given: argparse.Namespace, guard: bool) -> dict[str, Any]:
+    """Return how many commands of a plan, ``rate_hz`` a second, did not come, beside ``busy`` processes."""
+    seconds, rate, backend = given.seconds, given.rate_hz, given.backend
     options = {**FINE["options"], "control.command_rate_hz": str(rate)}
     options |= {"guard.process": str(guard).lower(), "node.backend": backend}
-    chunk, words = ("--horizon", "8", "--seconds", str(FINE["seconds"])), ("--backend", backend)
-    hogs = burn(busy)
+    chunk, words = ["--horizon", "8", "--seconds", str(FINE["seconds"])], ("--backend", backend)
+    chunk += ["--computes"] * given.computes
+    hogs = burn(given.busy)
     try:
-        with reserved(free) as domain, Rig(domain, options, chunk, words) as rig:
+        with reserved(domains(given.seed)) as domain, Rig(domain, options, tuple(chunk), words) as rig:
             rig.ready()
             rig.arm()
             time.sleep(2.0)
@@ -398,33 +481,75 @@ NORMAL: dict[str, tuple[dict[str, Any], tuple[dict[str, Any], ...]]] = {
     "an arm that sags": ({}, ({"do": "arm", "kind": "sags"},)),
     "an arm that lags": ({}, ({"do": "arm", "kind": "lags"},)),
     "twist at 5 Hz": ({**SERVO, "options": {**SERVO["options"], "control.rate_hz": "5.0"}}, ()),
+    "joint states with jitter": ({}, ({"do": "joints", "kind": "jitter", "amount": 0.015},)),
     "joint states that are late and reordered": ({}, ({"do": "joints", "kind": "reorder", "amount": 4},)),
 }
 """Normal work: what the node and the policy are set up with, and orders of the robot."""
 
 
-def work(seconds: float, backend: str, seed: int) -> dict[str, Any]:
-    """Return, for each kind of normal work, how many commands were sent, and what else the guard did."""
-    free, found = SimpleQueue[int](), dict[str, Any]()
-    for domain in random.Random(seed).sample(DOMAINS, len(DOMAINS)):
-        free.put(domain)
-    for name, (own, orders) in NORMAL.items():
-        options = {**own.get("options", {}), "guard.process": "true", "node.backend": backend}
-        chunk = "--horizon", str(own.get("horizon", 1)), "--seconds", str(own.get("seconds", 0.0))
-        words = (*own.get("robot_words", ()), "--backend", backend)
-        with reserved(free) as domain, Rig(domain, options, chunk, words) as rig:
-            rig.ready()
-            rig.arm()
-            for order in orders:
-                rig.order(**order)
-            time.sleep(1.0)
-            before = Counter(rig.status["guard"]["counts"])
-            time.sleep(seconds)
-            counts, state = Counter(rig.status["guard"]["counts"]) - before, rig.status["state"]
-        sent = counts.pop("sent", 0)
-        found[name] = {"sent": sent, "else": dict(counts), "node": state}
-        print(name, found[name], flush=True)
-    return found
+@dataclass
+class Worked:
+    """What became of one kind of normal work, over all runs that add up."""
+
+    seconds: float = 0.0
+    sent: int = 0
+    other: dict[str, int] = field(default_factory=dict)  # what else the guard did, by name
+    node: str = ""  # its state
+
+    def add(self, seconds: float, counts: Mapping[str, int], node: str) -> "Worked":
+        """Return this with another run."""
+        other = Counter(self.other) + Counter(counts)
+        sent = self.sent + other.pop("sent", 0)
+        return Worked(round(self.seconds + seconds, 1), sent, dict(other), node)
+
+
+def work(
+    kind: str, wanted: float, found: dict[str, Worked], free: SimpleQueue[int], backend: str, end: threading.Event
+) -> None:
+    """Let one kind of normal work go on until there are ``wanted`` seconds of it, and record it in ``found``."""
+    before, (own, orders) = found.setdefault(kind, Worked()), NORMAL[kind]
+    options = {**own.get("options", {}), "guard.process": "true", "node.backend": backend}
+    chunk = "--horizon", str(own.get("horizon", 1)), "--seconds", str(own.get("seconds", 0.0))
+    words = (*own.get("robot_words", ()), "--backend", backend)
+    with reserved(free) as domain, Rig(domain, options, chunk, words) as rig:
+        rig.ready()
+        rig.arm()
+        for order in orders:
+            rig.order(**order)
+        time.sleep(1.0)
+        first, began = Counter(rig.status["guard"]["counts"]), time.monotonic()
+        while found[kind].seconds < wanted and not end.wait(min(_SLICE, wanted - found[kind].seconds)):
+            counts = Counter(rig.status["guard"]["counts"]) - first
+            found[kind] = before.add(time.monotonic() - began, counts, rig.status["state"])
+            rig.forget()
+
+
+def work_all(
+    wanted: float, limit: float, jobs: int, done: Mapping[str, Any], backend: str, seed: int
+) -> Iterator[dict[str, Any]]:
+    """Let every kind of normal work go on, ``jobs`` at a time; yield what became of all, until all has ended.
+
+    It adds to what is ``done``, and ends after ``limit`` seconds.
+    """
+    found, free, until = (
+        {kind: Worked(**each) for kind, each in done.items()},
+        domains(seed),
+        time.monotonic() + limit,
+    )
+    end = threading.Event()
+    with ThreadPoolExecutor(jobs) as pool:
+        missing = [kind for kind in NORMAL if kind not in found or found[kind].seconds < wanted]
+        running = {pool.submit(work, kind, wanted, found, free, backend, end) for kind in missing}
+        try:
+            while running and not end.is_set():
+                finished, running = wait(running, timeout=_SLICE)
+                for each in finished:
+                    each.result()
+                yield {kind: asdict(each) for kind, each in found.items()}
+                if time.monotonic() > until:
+                    break
+        finally:
+            end.set()
 
 
 _PER_CELL = 300  # commands of one robot with one policy
@@ -464,7 +589,7 @@ def damage(count: int, seed: int) -> dict[str, Any]:
     for number in range(count):
         if number % 64 == 0:
             counter += 2
-            old, good = good, packet_of(GuardFrame(Kind.POSITIONS, counter, number, 0, rng.normal(size=8)))
+            old, good = good, packet_of(GuardFrame(Kind.POSITIONS, counter, number, values=rng.normal(size=8)))
             assert isinstance(reader.read(good), GuardFrame)
         how, packet = int(rng.integers(0, 6)), bytearray(good)
         if how < 3:
@@ -492,10 +617,14 @@ def main() -> int:
     parser.add_argument("--frames", type=int, default=0, metavar="N", help="damaged frames")
     parser.add_argument("--rate-hz", type=float, default=0.0, help="of commands, of which none may be missing")
     parser.add_argument("--seconds", type=float, default=600.0, help="for --rate-hz, without and with a guard")
+    parser.add_argument("--computes", action="store_true", help="let the policy keep a processor beside --rate-hz")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="busy processes beside --rate-hz")
+    parser.add_argument("--hours", type=float, default=0.0, help="histograms beside an inference")
     parser.add_argument("--commands", type=int, default=0, metavar="N", help="legal commands")
-    parser.add_argument("--limit", type=float, default=math.inf, metavar="SECONDS", help="for --commands")
-    parser.add_argument("--jobs", type=int, default=1, help="processes for --commands")
+    parser.add_argument(
+        "--limit", type=float, default=math.inf, metavar="SECONDS", help="for --commands and --normal"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="at a time, of --commands and --normal")
     parser.add_argument("--backend", choices=("dds", "rclpy"), default="dds")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
@@ -503,13 +632,14 @@ def main() -> int:
     report: dict[str, Any] = {"seed": given.seed, "backend": given.backend, "results": []}
     if given.json and given.json.exists():
         report = json.loads(given.json.read_text())
-    if given.normal:
-        report["normal"] = work(given.normal, given.backend, given.seed)
+    normal = report.get("normal", {})
+    runs = work_all(given.normal, given.limit, given.jobs, normal, given.backend, given.seed)
+    for report["normal"] in runs if given.normal else ():
+        write(given.json, report)
     if given.rate_hz:
-        report["rate"] = {
-            name: misses(given.seconds, given.rate_hz, given.busy, guard, given.backend, given.seed)
-            for name, guard in (("without", False), ("with", True))
-        }
+        report["rate"] = {name: misses(given, guard) for name, guard in (("without", False), ("with", True))}
+        write(given.json, report)
+    for report["hours"] in over_hours(given.hours, given.backend, given.seed) if given.hours else ():
         write(given.json, report)
     if given.commands:
         report["legal"] = propose(given.commands, given.limit, given.seed, given.jobs)

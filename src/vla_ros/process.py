@@ -3,21 +3,26 @@
 import ctypes
 import gc
 import importlib.util
+import mmap
 import os
 import select
 import signal
+import struct
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of glibc's malloc.h
 _KEPT = 256 << 20  # bytes
 _LARGEST = 32 << 20  # bytes; the largest mmap threshold that some versions of glibc accept
 _PRIORITY = 20  # of SCHED_FIFO
+_TEXT, _TEXT_HEAD = 1 << 16, struct.Struct("<III")  # bytes; number, length and CRC-32 of a shared text
 _LOCK_ALL = 3  # MCL_CURRENT | MCL_FUTURE of mman.h
-_OOM = "-900"  # oom_score_adj: others are killed first
+_OOM, _OOM_ABOVE = "-1000", 1000  # oom_score_adj: never killed, and killed before another process
 _NEEDED = ("numpy", "yaml", "rich", "PIL", "simplejpeg", "cv2")
 _NATIVE = ("vla_control", "vla_inference", "vla_scene", "vla_collision", "vla_collision_view")
 _KINEMATICS = ("pinocchio",)  # needed only with a URDF; its user raises MissingDependencyError
@@ -87,16 +92,72 @@ def take_priority() -> list[str]:
         Path("/proc/self/oom_score_adj").write_text(_OOM)
     except OSError as error:
         refused.append(f"oom_score_adj: {error.strerror}")
+        with suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("0")  # without what a parent has raised it by (give_way)
     return refused
+
+
+def give_way(process: int) -> None:
+    """Let the kernel end this process before another one where memory runs out; raising the score is permitted."""
+    own, other = (Path(f"/proc/{each}/oom_score_adj") for each in ("self", process))
+    with suppress(OSError):  # the other one has ended
+        score = int(other.read_text()) + _OOM_ABOVE
+        if int(own.read_text()) < score:
+            own.write_text(f"{min(score, 1000)}")
 
 
 def stay_in_memory() -> list[str]:
     """Lock this process's memory and freeze what the garbage collector need not look at; return what failed."""
-    gc.collect()
-    gc.freeze()
+    keep_prompt()
     if ctypes.CDLL(None, use_errno=True).mlockall(_LOCK_ALL):
         return [f"mlockall: {os.strerror(ctypes.get_errno())} (memlock in /etc/security/limits.d)"]
     return []
+
+
+SWITCH_INTERVAL = 0.0005
+"""Maximum time in seconds for which a thread that runs Python code keeps another one waiting."""
+
+
+def keep_prompt() -> None:
+    """Let no thread that runs Python code, and no collection of what is loaded, keep other threads for long.
+
+    By default, the first lasts 5 ms, and the second 50 ms and more. Call ``gc.unfreeze()`` at the end: otherwise
+    Triton's bindings report all their types as leaked.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    gc.collect()
+    gc.freeze()
+
+
+class SharedText:
+    """A text in memory that two processes share: one writes, the other reads the newest, and nobody waits.
+
+    It needs no memory of the kernel, as a socket or a pipe does: of a cgroup that has none left, the kernel ends
+    processes that need some, also while the memory of one that was ended is still being freed.
+
+    Args:
+        file: Descriptor of its file (``os.memfd_create``), which both processes have.
+    """
+
+    def __init__(self, file: int) -> None:
+        os.ftruncate(file, _TEXT)
+        self._memory, self._number = mmap.mmap(file, _TEXT), 0
+        os.close(file)
+
+    def write(self, text: str) -> None:
+        """Replace the text; raises IndexError if it has over 64 KiB."""
+        data, self._number = text.encode(), self._number + 1
+        head = _TEXT_HEAD.pack(self._number, len(data), zlib.crc32(data, self._number))
+        self._memory[: len(head) + len(data)] = head + data
+
+    def read(self) -> str | None:
+        """Return the text, or None if it was read before or is being written."""
+        number, length, seal = _TEXT_HEAD.unpack_from(self._memory)
+        data = self._memory[_TEXT_HEAD.size : _TEXT_HEAD.size + length]
+        if number == self._number or zlib.crc32(data, number) != seal:
+            return None
+        self._number = number
+        return data.decode()
 
 
 class Printing:

@@ -61,7 +61,7 @@ def convert(
     from vla_ros_models.checkpoint_files import checkpoint_folder, from_files, read_fields
     from vla_ros_models.distilled import teachers_tensors, undistilled
     from vla_ros_models.geometry import GEOMETRY, new_tokens
-    from vla_ros_models.weights import described, with_loaded, write_weights
+    from vla_ros_models.weights import manifest_of, with_loaded, write_weights
 
     folder = checkpoint_folder(str(folder))
     if output.exists() and any(output.iterdir()):
@@ -88,7 +88,7 @@ def convert(
     if points:
         added = new_tokens(config, stored, points)
         produce, config[GEOMETRY] = with_loaded(produce, added), {"points": dict(points)}
-        stored = {**stored, **described(added, output)}
+        stored = {**stored, **manifest_of(added, output)}
     try:
         output.mkdir(parents=True, exist_ok=True)
         for place in (folder,) if model is None else (folder, model):

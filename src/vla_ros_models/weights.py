@@ -148,7 +148,7 @@ _TYPES = {
 """Data types by their names in safetensors files."""
 
 
-def described(tensors: Mapping[str, Tensor], file: Path) -> dict[str, StoredTensor]:
+def manifest_of(tensors: Mapping[str, Tensor], file: Path) -> dict[str, StoredTensor]:
     """Describe tensors in memory, of ``file``, as stored ones are."""
     names = {dtype: name for name, dtype in _TYPES.items()}
     return {

@@ -91,7 +91,7 @@ class Cell:
         self._size = sum(part.size(len(next(iter(names.values())))) for part in components)
         self.node = RobotController(self.config, PolicySpec(action=components, dimension=self._size), kinematics)
         self.guard, self.now, self.offset = Harness(self.config), 1_000 * SECOND, 0
-        self.guard.guard._send = self._drive
+        self.guard._send = self._drive
         self.proposed, self._events, self._count = 0, list[tuple[int, int, Callable[[], None]]](), 0
         self._arms, self._targets, self._speeds = (
             dict[str, RealArm](),
@@ -242,7 +242,7 @@ class Cell:
         self._at(period * float(self.rng.uniform(0.9, 1.1)), self._tick)
         if self.now < self._hung:
             return
-        if self.now - self._kept_alive > SECOND // 10:
+        if self.now - self._kept_alive > SECOND // 100:
             self._kept_alive = self.now
             for index in range(len(self.config.arms)):
                 self._send(GuardFrame(Kind.KEEPALIVE, arm=index))
@@ -287,7 +287,7 @@ class Cell:
     def _send(self, frame: GuardFrame, *, moves_on: bool = False) -> None:
         """Let a frame arrive, behind those before it."""
         seconds = lifetime(self.config) if moves_on else self.config.timeouts.inference + LIFETIME
-        made = replace(frame, time=self.now, lifetime=round(1e9 * seconds), armings=1)
+        made = frame._replace(time=self.now, lifetime=round(1e9 * seconds), armings=1)
         late = float(self.rng.choice([0.0002, 0.001, 0.03], p=[0.8, 0.19, 0.01]))
         self._arrives = max(self._arrives, self.now + round(late * 1e9))
         self._at((self._arrives - self.now) / 1e9, lambda: self.guard.guard.take([made], self.now))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,10 @@ class Harness:
         self.sent: list[tuple[int, Command]] = []
         self.events: list[tuple[str, str]] = []
         self.writes_fail = False
-        self.guard = Guard(LiveConfig(config), self._send, self._tell, lambda: None)
+        self.guard = Guard(LiveConfig(config), self._prepare, self._tell, lambda: None)
+
+    def _prepare(self, command: Command) -> list[Callable[[], None]]:
+        return [lambda: self._send(command)]
 
     def _send(self, command: Command) -> None:
         if self.writes_fail:
@@ -62,7 +65,7 @@ class Harness:
 
     def take(self, *frames: GuardFrame, **fields: Any) -> None:
         """Let frames arrive together that were sent now."""
-        stamped = [replace(each, **{"time": self.now, "armings": 1, **fields}) for each in frames]
+        stamped = [each._replace(**{"time": self.now, "armings": 1, **fields}) for each in frames]
         self.guard.take(stamped, self.now)
 
     def say(self, kind: Kind, **fields: Any) -> None:

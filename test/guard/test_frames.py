@@ -19,6 +19,7 @@ from vla_ros.guard.frames import (
     packet_of,
     read_packet,
 )
+from vla_ros.process import SharedText
 
 KINDS = [kind for kind in Kind if kind is not Kind.OPTIONS]
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -36,12 +37,14 @@ FRAMES = st.builds(
     joints=INT64,
     publisher=st.binary(min_size=PUBLISHER_BYTES, max_size=PUBLISHER_BYTES).filter(any),
     armings=st.integers(0, 2**32 - 1),
+    text=st.just(""),
 )
 
 
 def said(frame: GuardFrame) -> dict[str, object]:
     """All fields of a packet; arrays as lists."""
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(frame).items()}
+    named = frame._asdict().items()
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in named}
 
 
 @given(FRAMES)
@@ -165,3 +168,22 @@ def test_a_channel_is_closed_for_whoever_has_a_copy_of_it() -> None:
     assert theirs.is_closed
     copy.close()
     theirs.close()
+
+
+def test_the_newest_shared_text_is_read_once_and_never_half_of_it() -> None:
+    file = os.memfd_create("text")
+    copies = os.dup(file), os.dup(file)
+    writer, reader = map(SharedText, copies)
+    assert reader.read() is None, "nothing was written"
+    for text in ("first", "second"):
+        writer.write(text)
+    assert reader.read() == "second"
+    assert reader.read() is None, "it was read before"
+    writer.write("third")
+    os.pwrite(file, b"x", 14)  # as if it was being written
+    assert reader.read() is None
+    writer.write("")
+    assert reader.read() == ""
+    with pytest.raises((IndexError, ValueError)):
+        writer.write("x" * 70_000)
+    os.close(file)

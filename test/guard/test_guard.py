@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,11 +58,11 @@ def motion(positions: Any, joints: int, kind: Kind = Kind.POSITIONS) -> GuardFra
 
 
 def hold(guard: Harness, positions: Any, joints: int) -> None:
-    guard.take(replace(motion(positions, joints), kind=Kind.HOLD, duration=0.0))
+    guard.take(motion(positions, joints)._replace(kind=Kind.HOLD, duration=0.0))
 
 
 def slow_hold(guard: Harness, seconds: float) -> None:
-    guard.take(replace(motion(HOME, guard.now), kind=Kind.HOLD, duration=seconds))
+    guard.take(motion(HOME, guard.now)._replace(kind=Kind.HOLD, duration=seconds))
 
 
 def drive(guard: Harness, speed: float, **fields: Any) -> None:
@@ -188,7 +187,7 @@ def test_a_stop_is_in_force_at_once_and_until_a_reset_and_an_arming(make: Any) -
             guard.say(Kind.RESET, armings=2)
             measure(guard, HOME)
             hold_or_zero = motion(np.zeros(7) if make is velocity_arm else HOME, guard.now)
-            guard.take(replace(hold_or_zero, kind=Kind.HOLD))
+            guard.take(hold_or_zero._replace(kind=Kind.HOLD))
             count += 1
         measure(guard, HOME)
         go(guard, STEP, armings=armings)
@@ -224,7 +223,7 @@ def test_a_hold_is_never_behind_a_motion_and_of_several_motions_the_newest_is_se
     assert [float(np.round((each.positions - HOME)[0] / STEP, 3)) for each in guard.commands] == [0.0, 0.6]
     guard.take(
         motion(HOME + STEP, joints),
-        replace(motion(HOME, joints), kind=Kind.HOLD),
+        motion(HOME, joints)._replace(kind=Kind.HOLD),
         motion(HOME + 2 * STEP, joints + 10**9),  # of a joint state that has not arrived
     )
     assert last(guard).hold
@@ -235,7 +234,7 @@ def test_a_hold_that_waited_for_its_joint_state_is_sent_before_the_motion_after_
     move(guard, HOME, guard.now)
     guard.wait(0.001)
     joints, moved = guard.now, HOME + 0.01
-    held = replace(motion(moved, joints + 10**9), kind=Kind.HOLD)
+    held = motion(moved, joints + 10**9)._replace(kind=Kind.HOLD)
     guard.take(held, motion(moved + STEP, joints + 10**9), lifetime=round(LIFETIME * 1e9))
     assert len(guard.sent) == 1
     guard.joints(state(NAMES, moved, joints + 10**9))
@@ -286,12 +285,12 @@ NAMED = ["damaged", "repeated", "reordered", "unknown"]
 @pytest.mark.parametrize("name", NAMED)
 def test_a_frame_that_is_none_of_the_nodes_is_rejected_counted_and_named(name: str) -> None:
     guard, (ours, theirs) = position_arm(), socket_pair()
-    frame = replace(motion(HOME, guard.now), arm=int(name == "unknown"), time=guard.now, lifetime=10**9)
-    good = packet_of(frame, counter=2)
+    frame = motion(HOME, guard.now)._replace(arm=int(name == "unknown"), time=guard.now, lifetime=10**9)
+    good = packet_of(frame._replace(counter=2))
     packets = {
         "damaged": good[:-1] + b"?",
         "repeated": good,
-        "reordered": packet_of(frame, counter=1),
+        "reordered": packet_of(frame._replace(counter=1)),
         "unknown": good,
     }
     for packet in [good, packets[name]] if name != "unknown" else [good]:
@@ -522,7 +521,7 @@ def test_the_duration_of_a_velocity_is_not_believed(output: str, seconds: float)
     """A step's limits divided by a duration of nothing would allow any speed."""
     guard, kind = velocity_arm(output), Kind.TWIST if output == "twist_stamped" else Kind.VELOCITIES
     numbers = np.full(6 if kind is Kind.TWIST else 7, min(100.0, 0.001 / seconds))
-    guard.take(replace(motion(numbers, guard.now, kind), duration=seconds), lifetime=10**9)
+    guard.take(motion(numbers, guard.now, kind)._replace(duration=seconds), lifetime=10**9)
     assert guard.guard.stopped is not None
     assert "found a step of" in guard.guard.stopped[1]
     assert not guard.sent
@@ -591,7 +590,7 @@ def test_the_fingers_of_a_hold_are_in_their_range_or_where_they_are_measured(at,
     fingers = [] if measured is None else [measured] * 2
     names = NAMES if measured is None else (*NAMES, *FINGERS)
     guard.joints(state(names, [*HOME, *fingers], guard.now))
-    guard.take(replace(motion([*HOME, at, at], guard.now), kind=Kind.HOLD, duration=0.0))
+    guard.take(motion([*HOME, at, at], guard.now)._replace(kind=Kind.HOLD, duration=0.0))
     assert (len(guard.sent), guard.guard.stopped is None) == (passes, passes)
 
 

@@ -18,6 +18,7 @@ from vla_ros.graph.origin import Origin
 from vla_ros.guard.channel import Channel, socket_pair
 from vla_ros.guard.frames import GuardFrame, Kind, packet_of
 from vla_ros.guard.process import GuardProcess
+from vla_ros.process import SharedText
 
 MESSAGES = 60
 
@@ -51,7 +52,8 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
 
 def process_on(graph: Graph, channel: Channel) -> GuardProcess:
     config = configure(robot={"gripper_joint_names": []}, gripper={"mode": "none"}, control={"rate_hz": 10.0})
-    return GuardProcess(graph, graph.create_node("guard"), channel, config, ["/heartbeat", "/guard_heartbeat"])
+    told, beats = SharedText(os.memfd_create("told")), ["/heartbeat", "/guard_heartbeat"]
+    return GuardProcess(graph, graph.create_node("guard"), channel, told, config, beats)
 
 
 def joint_state(graph: Graph, number: int) -> Any:
@@ -144,7 +146,7 @@ def test_a_frame_that_is_sent_while_the_channel_is_read_is_not_from_the_future(g
     def read_slowly() -> Any:
         time.sleep(0.01)
         frame = GuardFrame(Kind.POSITIONS, values=HOME, duration=0.1)
-        ours.send(packet_of(frame, counter=1, time=time.monotonic_ns(), lifetime=10**9))
+        ours.send(packet_of(frame._replace(counter=1, time=time.monotonic_ns(), lifetime=10**9)))
         return frames()
 
     monkeypatch.setattr(theirs, "frames", read_slowly)

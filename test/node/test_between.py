@@ -164,6 +164,24 @@ def test_late_commands_do_not_lengthen_the_way_to_rest() -> None:
     assert np.diff(positions[-2:, 0]) == pytest.approx(0, abs=1e-9)
 
 
+def test_a_step_that_takes_longer_to_make_is_begun_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = turning(control__command_rate_hz=100.0)
+    controller = live.loop._executor._controller
+    make, interpolate = controller.make_step, controller.interpolate
+
+    def takes(seconds: float, what: Any, *given: Any) -> Any:
+        live.clock.sleep(seconds)
+        return what(*given)
+
+    monkeypatch.setattr(controller, "make_step", lambda *given: takes(0.004, make, *given))
+    monkeypatch.setattr(controller, "interpolate", lambda *given: takes(0.001, interpolate, *given))
+    live.run(5.0)
+    at, _ = path(live)
+    gaps, learned = np.diff(at), at[1:] > at[0] + 2.5
+    assert gaps[~learned].max() == pytest.approx(0.014, abs=1e-3), "the first step was not late"
+    assert gaps[learned] == pytest.approx(0.01, abs=5e-4)
+
+
 @pytest.mark.parametrize("rate", [60.0, 240.0])
 def test_commands_between_steps_lead_straight_from_one_to_the_next(rate: float) -> None:
     plain, fine = (

@@ -6,6 +6,7 @@ half a second per inference; ``raise``, ``nan``, ``infinite``, ``shape`` and ``e
 name. ``lock 3`` keeps the interpreter's lock for three seconds while the plan is executed, ``graph 3`` blocks the
 graph's thread then, ``endless 3`` computes and ``never 3`` waits that long in the inference, ``memory 3`` lets no
 thread get address space meanwhile, and ``full 3`` takes all memory up to a limit, so that no thread gets any.
+``oom 3`` takes memory that long until the kernel ends the process.
 """
 
 import argparse
@@ -44,6 +45,7 @@ _WILD = 0.15  # share of steps far beyond every limit
 
 
 _SOON = 0.35  # s after the inference that begins a plan
+_WIDTH = 512  # of the matrices; 17 MFLOP and 1 ms, for which the interpreter's lock is free
 _SPARE, _SMALLEST = 64 << 20, 64  # bytes beyond what the process has, and of the smallest block that is taken
 
 
@@ -95,6 +97,17 @@ def _fill(seconds: float) -> None:
     threading.Timer(_SOON, take).start()
 
 
+def _devour(seconds: float) -> None:
+    """Take memory until the kernel ends this process, ``seconds`` at most."""
+
+    def take() -> None:
+        taken, until = list[bytearray](), time.monotonic() + seconds
+        while time.monotonic() < until:
+            taken.append(bytearray(b"x" * (1 << 20)))
+
+    threading.Timer(_SOON, take).start()
+
+
 _STALLS: dict[str, Callable[[float], None]] = {
     "lock": _keep_lock,
     "graph": _block_graph,
@@ -102,6 +115,7 @@ _STALLS: dict[str, Callable[[float], None]] = {
     "never": time.sleep,
     "memory": _exhaust,
     "full": _fill,
+    "oom": _devour,
 }
 
 
@@ -112,10 +126,12 @@ class WildPolicy(Policy):
         config: The options.
         horizon: Steps per chunk.
         seconds: Duration of each inference.
+        computes: Multiply matrices meanwhile, as a network does, which keeps a processor and not the interpreter.
     """
 
-    def __init__(self, config: Config, horizon: int = 1, seconds: float = 0.0) -> None:
+    def __init__(self, config: Config, horizon: int = 1, seconds: float = 0.0, *, computes: bool = False) -> None:
         self._seconds, self._closed = seconds, np.array(config.gripper.closed_value)
+        self._weights = np.ones((_WIDTH, _WIDTH), np.float32) * computes
         self._stalled = ""  # the instruction that has stalled it
         keys = [one.key for one in config.camera.each if not one.info]
         images = tuple(ImageFeature(key, ResizeNaive((64, 64))) for key in keys)
@@ -132,7 +148,10 @@ class WildPolicy(Policy):
             _STALLS[word](float(amount))
         if word == "raise":
             raise RuntimeError("the policy fails on command")
-        time.sleep(float(amount or 0.5) if word == "late" else self._seconds)
+        until = time.monotonic() + self._seconds
+        while self._weights.any() and time.monotonic() < until:
+            self._weights @ self._weights
+        time.sleep(float(amount or 0.5) if word == "late" else max(0.0, until - time.monotonic()))
         actions = np.stack([self._action(observation.stamp, step) for step in range(self.spec.horizon)])
         if word in ("carry", "meet"):
             self._set(actions, "gripper", self._closed)
@@ -181,10 +200,12 @@ def main() -> int:
     run.add_arguments(parser)
     parser.add_argument("--horizon", type=int, default=1, help="steps per chunk")
     parser.add_argument("--seconds", type=float, default=0.0, help="duration of an inference")
+    parser.add_argument("--computes", action="store_true", help="keep a processor during an inference")
     arguments = parser.parse_args()
     config = load(arguments.config, arguments.param)
     remote = config.policy.name == "remote"
-    policy = create(config) if remote else WildPolicy(config, arguments.horizon, arguments.seconds)
+    plan = arguments.horizon, arguments.seconds
+    policy = create(config) if remote else WildPolicy(config, *plan, computes=arguments.computes)
     ros_args = ["--ros-args", *arguments.ros_args] if arguments.ros_args else []
     return run.serve(config, ros_args, stats=arguments.stats, source=PolicySource(policy))
 

@@ -23,7 +23,9 @@ from vla_ros.graph.launcher import wait_for_end
 
 DOMAINS = range(150, 201)
 _CYCLONE = "<CycloneDDS><Domain><Discovery><Tag>{}</Tag>{}</Discovery></Domain></CycloneDDS>"
-_CGROUP = Path("/sys/fs/cgroup/freezer")
+_CGROUPS = Path("/sys/fs/cgroup")
+_CGROUP = _CGROUPS / "freezer"
+_FIRST = "memory.usage_in_bytes", "memory.limit_in_bytes"  # version 1
 _OURS = ("ROS_", "CYCLONEDDS_", "FASTRTPS_", "FASTDDS_")
 _OF_ROS = ("ROS_DISTRO", "ROS_VERSION", "ROS_PYTHON_VERSION")
 _FREEZER = {"FREEZE": "FROZEN", "THAW": "THAWED"}
@@ -62,6 +64,56 @@ def freeze(process: int, state: str) -> None:
     if state == "THAWED":
         (_CGROUP / "cgroup.procs").write_text(str(process))
         group.rmdir()
+
+
+class MemoryGroup:
+    """A cgroup of the processes that start in :meth:`entered`. Raises VlaRosError if this user may make none.
+
+    Attributes:
+        folder: Its folder.
+    """
+
+    def __init__(self, name: str) -> None:
+        if not self.is_permitted():
+            raise VlaRosError(f"{_CGROUPS} has no memory controller in which this user may make groups")
+        self._second = "memory" in _controllers()
+        self._above = _CGROUPS if self._second else _CGROUPS / "memory"
+        self.folder = self._above / f"vla_ros_faults_{name}"
+        self.folder.mkdir()
+
+    @staticmethod
+    def is_permitted() -> bool:
+        first = _CGROUPS / "memory"
+        return os.access(_CGROUPS if "memory" in _controllers() else first, os.W_OK)
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+        name = "" if self._second else "memory"
+        own = next(path for _, controllers, path in lines if controllers == name)
+        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+        try:
+            yield
+        finally:
+            (self._above / own.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
+
+    def limit(self, more: int) -> None:
+        """Let its processes take ``more`` bytes than they have, all together."""
+        use, limit = ("memory.current", "memory.max") if self._second else _FIRST
+        (self.folder / limit).write_text(str(int((self.folder / use).read_text()) + more))
+
+    def close(self, seconds: float) -> int:
+        """Remove the group once its processes have ended; return how many the kernel has killed for memory."""
+        wait_until(lambda: not (self.folder / "cgroup.procs").read_text(), seconds)
+        text = (self.folder / ("memory.events" if self._second else "memory.oom_control")).read_text()
+        self.folder.rmdir()
+        return int(text.split("oom_kill ")[1].split()[0])
+
+
+def _controllers() -> str:
+    """Return the controllers of groups (version 2), or ""."""
+    file = _CGROUPS / "cgroup.subtree_control"
+    return file.read_text() if file.exists() else ""
 
 
 def _is_stopped(process: int) -> bool:

@@ -28,6 +28,8 @@ from vla_ros.execution.source import ActionSource
 from vla_ros.execution.states import InferenceRequest, MotionState
 from vla_ros.types import JointState
 
+_LEARNS = 0.1  # share of a delay by which the next steps are made earlier
+
 
 class StepExecutor:
     """Sends the commands of all arms through ``gate`` while motion is allowed. Used from the control thread.
@@ -78,6 +80,7 @@ class StepExecutor:
         self.motion = MotionState.IDLE
         self.task = NO_TASK
         self.ended = False
+        self._ahead = 0.0  # s by which a step is made before it is due
 
     def configure(self, config: Config) -> None:
         """Apply changed options between steps; raises ConfigError if a joint has no range left."""
@@ -105,8 +108,8 @@ class StepExecutor:
 
     @property
     def step_due(self) -> float:
-        """Earliest time of the plan's next step; during the deceleration, when a command is due."""
-        due, interpolator = self._limiter.planned_due, self._interpolator
+        """Earliest time to make the plan's next step; during the deceleration, when a command is due."""
+        due, interpolator = self._limiter.planned_due - self._ahead, self._interpolator
         return max(due, interpolator.due) if interpolator.rests else due
 
     @property
@@ -165,6 +168,7 @@ class StepExecutor:
 
     def step(self, request: InferenceRequest | None = None, inference: Inference | None = None) -> None:
         """Make and execute the plan's next step; a chunk's first one has a ``request`` and an ``inference``."""
+        self._gate.keep_alive(steps=True)
         dt = self.step_duration(request)
         reference = self._context.inputs.joints_at(request.frame.stamp) if request is not None else None
         step = self._controller.make_step(self._schedule.next(), self.read_joints(), dt, reference, inference)
@@ -196,6 +200,7 @@ class StepExecutor:
                     first = self._controller.interpolate(self.read_joints(), self.interval, dt, 0.0)
                     commands = first + tuple(command for command in commands if command.hold)
                 made = self._clock.steady()
+                self._see_late(made - self._limiter.planned_due, 1.0)
                 sent = self._send(commands, step)
         except Refused as error:
             refused = error.with_traceback(None)  # whose frames would keep the camera's image
@@ -239,6 +244,7 @@ class StepExecutor:
         """
         step, rested = self._interpolator.step, self._interpolator.rests
         assert step is not None
+        due = self._interpolator.due
         dt, remaining, elapsed, late = self._interpolator.advance(self._clock.steady())
         if late and not rested and plan_is_empty and not self.is_void():
             self._safety.react(Reason.PLAN_EMPTY, "see control.refill_steps and control.execute_steps")
@@ -248,11 +254,21 @@ class StepExecutor:
         if not late or self._controller.is_moving:
             try:
                 commands = self._controller.interpolate(self.read_joints(), dt, remaining, elapsed)
+                self._see_late(self._clock.steady() - due, -1 / self._interpolator.commands_per_step)
                 sent = self._send(commands, step, late)
             except Refused as refused:
                 self.hold_for(refused, None)
         if not sent:
             self._rest()
+
+    def _see_late(self, late: float, weight: float) -> None:
+        """Learn how much longer it takes to make a step than a command between, so that neither is later.
+
+        It is made at most half of the time between two commands earlier. A chunk that came late says nothing.
+        """
+        most = self.interval / 2 if self._interpolator.commands_per_step > 1 else 0.0
+        if late < 2 * most:
+            self._ahead = min(max(self._ahead + _LEARNS * weight * late, 0.0), most)
 
     def decelerate(self) -> bool:
         """Discard the plan, and decelerate with further commands; return False if none are needed."""

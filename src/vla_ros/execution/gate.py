@@ -96,8 +96,8 @@ class CommandGate:
         self._log(f"a command could not be written: {error}")
         return error.arms if isinstance(error, WriteError) else frozenset()
 
-    def keep_alive(self) -> None:
-        """Announce that the thread that sends motions runs; call it at least ten times a second."""
+    def keep_alive(self, *, steps: bool = False) -> None:
+        """Announce that the thread that sends motions runs, or ``steps``; call it at least ten times a second."""
 
     def configure(self, config: Config) -> None:
         """Apply changed options to the commands that follow; call it on the thread that sends motions."""
@@ -173,8 +173,8 @@ class DriverGate(CommandGate):
         self.send_due_holds()  # another thread may be busy with the event
         self.end_expired_velocities()
 
-    def keep_alive(self) -> None:
-        self._outputs.keep_alive()
+    def keep_alive(self, *, steps: bool = False) -> None:
+        self._outputs.keep_alive(steps=steps)
 
     def configure(self, config: Config) -> None:
         self._outputs.configure(config)

@@ -36,8 +36,11 @@ class GuardEnd(Protocol):
     def look(self) -> Mapping[Reason, str]:
         """Read what the guard tells; return why it lets nothing move. Raises WriteError if it holds by itself."""
 
-    def keep_alive(self) -> None:
-        """Announce that the thread that sends motions runs: what was sent last remains in force."""
+    def keep_alive(self, *, steps: bool) -> None:
+        """Announce every 0.1 s, to every arm, that what was sent last remains in force.
+
+        The thread that sends motions does, also when it ``steps``: the guard then prepares for what follows.
+        """
 
     def configure(self, config: Config) -> None:
         """Apply changed options to the commands that follow."""
@@ -70,10 +73,10 @@ class Outputs:
         """Return why a guard lets nothing move (:meth:`GuardEnd.look`)."""
         return self._guard.look() if self._guard else {}
 
-    def keep_alive(self) -> None:
+    def keep_alive(self, *, steps: bool) -> None:
         """See :meth:`GuardEnd.keep_alive`."""
         if self._guard:
-            self._guard.keep_alive()
+            self._guard.keep_alive(steps=steps)
 
     def configure(self, config: Config) -> None:
         """See :meth:`GuardEnd.configure`."""

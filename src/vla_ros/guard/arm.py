@@ -1,11 +1,12 @@
 """What the guard knows of one arm."""
 
+import json
 import math
 from collections import deque
 
 import numpy as np
 
-from vla_ros.config import Config
+from vla_ros.config import Config, build
 from vla_ros.contract.binding import make_arms
 from vla_ros.control.command import Command
 from vla_ros.control.following import Following
@@ -46,7 +47,7 @@ class GuardedArm:
         self.needs_hold, self.arrived = False, 0
         self.newest: JointState | None = None
         self.unmerged = deque[tuple[JointState, bytes, int, bool]](maxlen=_MOST)
-        self.sent: Command | None = None
+        self.sent: GuardFrame | None = None
         self.last: FloatArray | None = None
         self.proposed: FloatArray | None = None
         self.fingers = np.full(len(check.arm.robot.gripper_joint_names), np.nan)
@@ -71,6 +72,11 @@ class GuardedArm:
         positions = (None if math.isnan(at) else at for at in self.fingers.tolist())
         fingers = dict(zip(self.check.arm.robot.gripper_joint_names, positions, strict=True))
         return self.check.hold(self.following, self.newest, self.last, fingers)
+
+
+def parse_options(text: str) -> Config:
+    """Return the options of an OPTIONS packet: JSON by flat name."""
+    return build(json.loads(text), complete=False)
 
 
 def guarded_arms(config: Config) -> list[GuardedArm]:

@@ -47,10 +47,9 @@ class Channel:
         """Send a packet, at once. Raises ChannelError if the channel is full or broken."""
         try:
             self.socket.send(packet, socket.MSG_NOSIGNAL)
-        except BlockingIOError:
-            raise ChannelError("the channel is full") from None
         except OSError as error:
-            raise ChannelError(f"the channel is broken: {error.strerror}") from error
+            is_full = isinstance(error, BlockingIOError)
+            raise ChannelError(f"the channel is {'full' if is_full else f'broken: {error.strerror}'}") from error
 
     def take(self) -> Iterator[bytes]:
         """Yield the packets that have arrived, oldest first."""

@@ -5,6 +5,7 @@ back towards its range pass. Not checked: the tip's step and box, collisions, an
 """
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -76,7 +77,7 @@ class ArmCheck(ArmOptions):
             _require(inside, f"found a step of {frame.duration} s, expected {least:.4g} to {most:.4g} s")
 
     def check_motion(
-        self, frame: GuardFrame, measured: MeasuredRange | None, origins: list[FloatArray], before: FloatArray
+        self, frame: GuardFrame, measured: MeasuredRange | None, origins: Iterable[FloatArray], before: FloatArray
     ) -> FloatArray:
         """Return the speed [N] of a motion; raises ValueError with what was found and what is allowed.
 
@@ -91,27 +92,24 @@ class ArmCheck(ArmOptions):
             self._check_twist(numbers, frame.duration)
             return np.zeros(len(self.joint_names))
         assert measured is not None
-        ends, dt, speeds = numbers.tolist(), frame.duration, list[FloatArray]()
+        ends, dt, speeds, wrong = numbers.tolist(), frame.duration, list[FloatArray](), ""
         if self.sends_velocities:
             starts = np.where((numbers > 0) ^ measured.certain, measured.high, measured.low)
             self._require_step(starts.tolist(), (starts + numbers * dt).tolist(), measured, before, dt)
             return np.abs(numbers)
-        wrong = "found no command from which it may continue"
         for origin in origins:
             try:
                 self._require_step(origin.tolist(), ends, measured, before, dt)
             except ValueError as error:
-                wrong = str(error) if origin is origins[0] else wrong
+                wrong = wrong or str(error)
                 continue
             if not self._accelerates:  # it matters only once an acceleration is limited
                 return np.minimum(self.envelope.joints.velocity, self.envelope.joints.step / dt)
             speeds.append(np.abs(numbers - origin) / dt)
         if not speeds:
-            raise ValueError(wrong)
+            raise ValueError(wrong or "found no command from which it may continue")
         # It may also have begun where the arm was, as after a hold.
-        reach = np.array(
-            [self._reach(speed, each, dt) for speed, each in zip(self._speeds, before.tolist(), strict=True)]
-        )
+        reach = np.array([self._reach(*each, dt) for each in zip(self._speeds, before.tolist(), strict=True)])
         if np.all(np.abs(numbers - np.clip(numbers, measured.low, measured.high)) <= reach):
             farthest = np.maximum(np.abs(numbers - measured.low), np.abs(numbers - measured.high))
             speeds.append(np.minimum(farthest, reach) / dt)

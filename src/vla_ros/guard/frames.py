@@ -7,8 +7,8 @@ nanoseconds of the ROS clock.
 
 import struct
 import zlib
-from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,12 +22,12 @@ SOURCES = (NOBODY, POLICY, PERSON)
 """Who proposes a motion; a frame has the position in this tuple."""
 
 PUBLISHER_BYTES = 16
-_MARK, _VERSION = b"VG", 1
-_HEAD = struct.Struct("<2sBB")  # mark, version, kind
-_FIELDS = ("arm", "source", "armings", "counter", "time", "lifetime", "duration", "stamp", "joints", "publisher")
-_BODY = struct.Struct(f"<BBBxIQqqdqq{PUBLISHER_BYTES}s{8 * MOST_VALUES}s")  # number of values, fields, values
+_MARK, _VERSION = b"VG", 2
+# Mark, version, number of values; the fields of GuardFrame in their order.
+_BODY = struct.Struct(f"<2sBBBQqBqdqBq{PUBLISHER_BYTES}sI{8 * MOST_VALUES}s")
 _CRC = struct.Struct("<I")
-FRAME_BYTES = _HEAD.size + _BODY.size + _CRC.size
+_NOTHING = np.zeros(0)
+FRAME_BYTES = _BODY.size + _CRC.size
 MOST_BYTES = 1 << 16
 
 
@@ -48,16 +48,13 @@ class DamagedError(ValueError):
     """A packet is none that a node sends."""
 
 
-@dataclass(frozen=True, eq=False)
-class GuardFrame:
-    """One packet."""
+class GuardFrame(NamedTuple):
+    """One packet. A tuple, because a frame is on the way of every command."""
 
     kind: Kind
     counter: int = 0  # increases with every packet of a channel
     time: int = 0  # when the command was made; of others, when it was sent
     arm: int = 0  # position in ``Config.arms``
-    # Float64 [K], as the kind says; NaN for fingers without a command; empty for KEEPALIVE, STOP and RESET.
-    values: FloatArray = field(default_factory=lambda: np.zeros(0))
     lifetime: int = 0  # nanoseconds after ``time`` for which a motion remains in force
     duration: float = 0.0  # seconds that the step takes
     stamp: int = 0  # of the camera frame that led to a motion
@@ -65,20 +62,17 @@ class GuardFrame:
     joints: int = 0  # stamp of the joint state by which the node limited the command; 0 if by none
     publisher: bytes = b""  # of that joint state; empty if unknown, or if several publish the arm's joints
     armings: int = 0  # ``Safety.armings``
+    values: FloatArray = _NOTHING  # [K], as the kind says; NaN for fingers without a command
     text: str = ""  # options
 
 
-def packet_of(frame: GuardFrame, **changed: int) -> bytes:
-    """Return the packet of a frame with ``changed`` fields.
-
-    Raises ValueError for more than :data:`MOST_VALUES` numbers.
-    """
-    count = len(frame.values)
-    if count > MOST_VALUES:
-        raise ValueError(f"found {count} joints and fingers, expected at most {MOST_VALUES}")
-    fields = [changed.get(name, getattr(frame, name)) for name in _FIELDS]
-    body = _BODY.pack(count, *fields, frame.values.astype("<f8").tobytes())
-    content = _HEAD.pack(_MARK, _VERSION, frame.kind) + body + frame.text.encode()
+def packet_of(frame: GuardFrame) -> bytes:
+    """Return the packet of a frame; raises ValueError for more than :data:`MOST_VALUES` numbers."""
+    *fields, values, text = frame
+    if len(values) > MOST_VALUES:
+        raise ValueError(f"found {len(values)} joints and fingers, expected at most {MOST_VALUES}")
+    body = _BODY.pack(_MARK, _VERSION, len(values), *fields, values.astype("<f8").tobytes())
+    content = body + text.encode()
     return content + _CRC.pack(zlib.crc32(content))
 
 
@@ -89,20 +83,14 @@ def read_packet(packet: bytes) -> GuardFrame:
     content, seal = packet[: -_CRC.size], packet[-_CRC.size :]
     if _CRC.unpack(seal)[0] != zlib.crc32(content):
         raise DamagedError("damaged: the checksum does not fit")
-    mark, version, number = _HEAD.unpack_from(content)
+    mark, version, count, number, *fields, publisher, armings, values = _BODY.unpack_from(content)
     if (mark, version) != (_MARK, _VERSION):
         raise DamagedError(f"unknown: found version {version}, expected {_VERSION}")
     try:
-        return _read(Kind(number), content)
+        kind, text = Kind(number), content[_BODY.size :].decode()
     except ValueError as error:
         raise DamagedError(f"unknown: {error}") from None
-
-
-def _read(kind: Kind, content: bytes) -> GuardFrame:
-    count, *head, values = _BODY.unpack_from(content, _HEAD.size)
-    fields = dict(zip(_FIELDS, head, strict=True))
-    text = content[_HEAD.size + _BODY.size :].decode()
-    if count > MOST_VALUES or any(values[8 * count :]) or (text and kind is not Kind.OPTIONS):
-        raise ValueError(f"found {count} numbers and {len(text)} characters of {kind.name}")
-    fields["publisher"] = fields["publisher"] if any(fields["publisher"]) else b""
-    return GuardFrame(kind, values=np.frombuffer(values, "<f8", count), text=text, **fields)
+    if count > MOST_VALUES or values[8 * count :].strip(b"\0") or (text and kind is not Kind.OPTIONS):
+        raise DamagedError(f"unknown: found {count} numbers and {len(text)} characters of {kind.name}")
+    known = publisher if publisher.strip(b"\0") else b""
+    return GuardFrame._make([kind, *fields, known, armings, np.frombuffer(values, "<f8", count), text])

@@ -17,20 +17,20 @@ What proves a fault of the node is rejected, and stops the arm. A motion that ma
 held, if it is late or if the joint state that it names has not arrived here and it is not legal in any case.
 """
 
-import json
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from vla_ros.config import Config, LiveConfig, build
+from vla_ros.config import LiveConfig
 from vla_ros.control.command import Command
 from vla_ros.control.reasons import Reason, Refused
 from vla_ros.control.suspension import LONGEST
 from vla_ros.errors import VlaRosError
-from vla_ros.guard.arm import GuardedArm, guarded_arms
+from vla_ros.guard.arm import GuardedArm, guarded_arms, parse_options
 from vla_ros.guard.checks import ArmCheck
 from vla_ros.guard.frames import DamagedError, GuardFrame, Kind
 from vla_ros.guard.history import MeasuredRange
@@ -45,13 +45,9 @@ _WAIT = 200_000_000  # ns; the joint state that a frame names may arrive after t
 _AGAIN = 5_000_000  # ns between attempts to hold without a joint state
 _AHEAD = 1_000_000  # ns; no frame is from the future
 
+_Prepare = Callable[[Command], Iterable[Callable[[], object]]]
 LOOKS, JOINTS_POLLED = 4_000_000, 500_000
 """Nanoseconds between looks at what arrives on the graph, and while a frame waits for a joint state."""
-
-
-def parse_options(text: str) -> Config:
-    """Return the options of an OPTIONS packet: JSON by flat name."""
-    return build(json.loads(text), complete=False)
 
 
 class Guard:
@@ -59,7 +55,8 @@ class Guard:
 
     Args:
         options: The options with which the arms begin, and which the node changes.
-        send: Sends a command to the drivers; raises whatever the middleware does.
+        prepare: Builds a command's messages for the drivers and returns functions that send them; all raise
+            whatever the middleware does.
         tell: Tells the node what happened: the event's name and a text.
         hear: Lets the joint states that have arrived be taken (:meth:`joints`).
 
@@ -70,14 +67,10 @@ class Guard:
     """
 
     def __init__(
-        self,
-        options: LiveConfig,
-        send: Callable[[Command], None],
-        tell: Callable[[str, str], None],
-        hear: Callable[[], None],
+        self, options: LiveConfig, prepare: _Prepare, tell: Callable[[str, str], None], hear: Callable[[], None]
     ) -> None:
         self._options, self._arms = options, guarded_arms(options.current)
-        self._send, self._tell, self._hear = send, tell, hear
+        self._prepare, self._tell, self._hear = prepare, tell, hear
         self.counts = Counter[str]()
         self.stopped: tuple[Reason, str] | None = None
         self._least = self._armings = 0  # the smallest number of armings that may move, and the newest one
@@ -87,6 +80,7 @@ class Guard:
 
     def take(self, frames: Iterable[GuardFrame | DamagedError], now: int) -> None:
         """Take what the channel had. Of several motions, the newest is sent; a hold or a stop replaces them."""
+        kept = list[GuardedArm]()
         for frame in frames:
             self._armings = max(self._armings, getattr(frame, "armings", 0))
             if isinstance(frame, DamagedError):
@@ -106,9 +100,13 @@ class Guard:
                 self._reject("unknown", f"found arm {frame.arm}, expected less than {len(self._arms)}", now)
             elif frame.kind is Kind.KEEPALIVE:
                 self._keep_alive(self._arms[frame.arm], frame, now)
+                kept.append(self._arms[frame.arm])
             else:
                 self._queue(self._arms[frame.arm], frame, now)
+                kept.clear()
         self.look(now)
+        for arm in kept:
+            self._rehearse(arm, now)
 
     def joints(self, topic: str, message: JointState, publisher: bytes, now: int, *, stamped: bool) -> None:
         """Take a joint state; its stamp is the time of arrival if it has none."""
@@ -168,8 +166,6 @@ class Guard:
             if arm.moves:
                 self._hold(arm, now)
         return not any(arm.moves for arm in self._arms)
-
-    # One arm
 
     def _queue(self, arm: GuardedArm, frame: GuardFrame, now: int) -> None:
         if frame.kind is Kind.HOLD:
@@ -271,27 +267,25 @@ class Guard:
         A step starts at the last command. It may also start at the last one that the node has proposed, if the
         guard has held since, or where the arm was, unless the last command is the ``only_last``.
         """
-        count, origins = len(arm.check.joint_names), [arm.last, arm.proposed]
+        known = [each for each in (arm.last, arm.proposed) if each is not None]
         if frame.kind is Kind.HOLD:
             self.merge()
         arm.check.check_fingers(frame, arm.newest)
         if frame.kind is Kind.HOLD:
-            known = [each for each in origins if each is not None]
             arm.check.check_hold(frame, measured, arm.following.held, known)
-            return np.zeros(count)
-        if measured is None or measured.certain or only_last:
-            origins = [arm.last]
-        else:
-            origins += [measured.nearest(frame.values[:count])]
-        return arm.check.check_motion(frame, measured, [each for each in origins if each is not None], arm.speed)
+            return np.zeros(len(arm.speed))
+        origins: Iterable[FloatArray] = known[:1]
+        if measured is not None and not (measured.certain or only_last):  # the last command usually suffices
+            origins = chain(known, map(measured.nearest, [frame.values[: len(arm.speed)]]))
+        return arm.check.check_motion(frame, measured, origins, arm.speed)
 
     def _pass_on(self, arm: GuardedArm, frame: GuardFrame, speed: FloatArray) -> None:
         """Send a frame that has passed, unless one of the same arrival could not be written."""
         if arm.needs_hold and frame.kind is not Kind.HOLD:
             return
-        arm.sent, (numbers, arm.fingers) = arm.check.command(frame), arm.check.split(frame)
-        if not self._write(arm.sent):  # a part may have been written: hold at once, and again until that succeeds
-            arm.needs_hold, arm.deadline = True, frame.time
+        arm.sent, (numbers, arm.fingers) = frame, arm.check.split(frame)
+        if not self._write(arm.check.command(frame)):
+            arm.needs_hold, arm.deadline = True, frame.time  # a part may be written: hold until that succeeds
             return
         self.counts["sent"] += 1
         arm.speed, arm.needs_hold, holds = speed, False, frame.kind is Kind.HOLD
@@ -307,6 +301,13 @@ class Guard:
     def _keep_alive(self, arm: GuardedArm, frame: GuardFrame, now: int) -> None:
         if arm.deadline is not None and not (arm.check.sends_velocities or self.stopped or arm.needs_hold):
             arm.deadline = max(arm.deadline, min(frame.time, now) + min(frame.lifetime, arm.check.longest_lifetime))
+
+    def _rehearse(self, arm: GuardedArm, now: int) -> None:
+        """Check and prepare the last motion again, so that the processor's caches are warm for the next one."""
+        if arm.deadline is not None and arm.sent is not None:
+            with suppress(Exception):  # nothing of it is sent
+                self._check(arm, arm.sent, self._measured(arm, arm.sent, now))
+                self._prepare(arm.check.command(arm.sent))
 
     # Ends of motion
 
@@ -329,7 +330,7 @@ class Guard:
             if not arm.needs_hold:  # the node holds, too, also where no joint state is usable here
                 self.note("lapsed", arm.check.arm.name)
             self._hold(arm, now)
-        elif arm.sent is not None and self._write(arm.sent.stopped()):
+        elif arm.sent is not None and self._write(arm.check.command(arm.sent).stopped()):
             arm.deadline = None
             self.note("expired", arm.check.arm.name)
         else:
@@ -352,8 +353,6 @@ class Guard:
             if not arm.check.sends_velocities:
                 arm.last = held.positions[: len(arm.speed)]
             self.note("held", f"{arm.check.arm.name} at {np.round(held.positions, 4).tolist()}")
-
-    # The rest
 
     def _reject(self, name: str, why: str, now: int) -> None:
         """Refuse a frame, which means a fault in the node: hold and stop."""
@@ -380,7 +379,8 @@ class Guard:
 
     def _write(self, command: Command) -> bool:
         try:
-            self._send(command)
+            for send in self._prepare(command):
+                send()
         except Exception as error:  # of the middleware
             self.note("unsent", str(error))
             return False

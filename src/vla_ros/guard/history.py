@@ -12,9 +12,7 @@ from vla_ros.types import FloatArray, JointState
 
 _MOST = 2048  # joint states; two seconds at 1 kHz
 _PUBLISHERS = 64  # remembered; all are forgotten beyond that
-_JUMP = (
-    500_000_000  # ns; one that is older by more than that is late, or follows a jump, after which the node holds
-)
+_JUMP = 500_000_000  # ns; one that is older by more is late, or follows a jump, after which the node holds
 _SILENT = 50_000_000  # ns; two joint states of a publisher are seldom further apart
 _LONG = 2_000_000_000  # ns; more than a joint state may be late
 _NEWEST = 512  # among which a frame's joint state is
@@ -75,8 +73,9 @@ class JointHistory:
                 self._publishers.clear()
             newest, since, doubt = self._publishers.get(publisher, (stamp, arrived, 0))
             # Late, or the clock was set back: then nothing newer follows, and stamps may repeat.
-            if stamp < newest - _JUMP and arrived - since > _SILENT:
-                doubt = since
+            if stamp < newest - _JUMP:
+                self._void = max(self._void, arrived - _JUMP)  # which may have had the stamps that follow
+                doubt = since if arrived - since > _SILENT else doubt
             if doubt and arrived - since > _JUMP:
                 self._void, newest = doubt, stamp
             if stamp >= newest:

@@ -1,14 +1,16 @@
 """The guard's process: its endpoints on the graph, its priority, and its loop of one thread."""
 
 import json
+import math
 import os
 import select
 import signal
 import socket
 import time
 import zlib
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -25,19 +27,19 @@ from vla_ros.graph import Graph, open_graph
 from vla_ros.graph.node import Node, RawSubscription, printable_logger
 from vla_ros.graph.origin import Origin
 from vla_ros.graph.wiring import Wiring
-from vla_ros.guard.channel import Channel, ChannelError
+from vla_ros.guard.arm import parse_options
+from vla_ros.guard.channel import Channel
 from vla_ros.guard.frames import GuardFrame
-from vla_ros.guard.guard import Guard, parse_options
-from vla_ros.process import Printing, stay_in_memory, take_priority
+from vla_ros.guard.guard import Guard
+from vla_ros.process import Printing, SharedText, stay_in_memory, take_priority
 from vla_ros.types import JointState
 
-_CHORES = 0.02  # s between callbacks of timers and services
-_TELL = 0.05  # s between reports to the node, and heartbeats
+_CHORES, _TELL = 0.02, 0.05  # s between callbacks of timers and services; between reports and heartbeats
 _OPTIONS = 600.0  # s; the node loads its policy before it sends options
 _BURST = 0.005  # s for messages that only the executor reads, one at a time
+_LONGEST = 500  # characters of what the node is told of one kind of event
 _LAST_HOLD, _AGAIN = 0.6, 0.002  # s for the last hold, and between its attempts
 _DELIVERED = 0.2  # s after which a middleware has delivered it (Fast DDS sends from a thread of its own)
-_STATES = ("holding", "moving", "stopped")
 
 
 class GuardProcess:
@@ -49,14 +51,15 @@ class GuardProcess:
         graph: The graph.
         node: The guard's node.
         channel: The guard's end of the channel.
+        told: What the node reads.
         config: The first options.
-        heartbeats: Topics of the heartbeat that it hears, and of the one that it sends.
+        beats: Topics of the heartbeat that it hears, and of the one that it sends.
     """
 
     def __init__(
-        self, graph: Graph, node: Node, channel: Channel, config: Config, heartbeats: Sequence[str]
+        self, graph: Graph, node: Node, channel: Channel, told: SharedText, config: Config, beats: Sequence[str]
     ) -> None:
-        self._graph, self._channel, self._heard = graph, channel, 0
+        self._graph, self._channel, self._told, self._heard = graph, channel, told, 0
         self._wiring, self.logger = Wiring(graph, node), printable_logger(node.get_logger())
         self.clock = Clock(lambda: int(node.get_clock().now().nanoseconds))
         self.options, self.throttled, self.safety = LiveConfig(config), ThrottledLogger(self.logger), self
@@ -67,13 +70,14 @@ class GuardProcess:
         ]
         self._requests = [
             subscribe("std_msgs/msg/Bool", topics.stop, self._on_stop, "request"),
-            subscribe("std_msgs/msg/Empty", heartbeats[0], self._on_heartbeat, "state"),
+            subscribe("std_msgs/msg/Empty", beats[0], self._on_heartbeat, "state"),
         ]
-        self.guard = Guard(self.options, self._send, self.note, partial(self._hear, self._joints))
+        self.guard = Guard(self.options, self._prepare, self.note, partial(self._hear, self._joints))
         self.drivers = Drivers(self, self._wiring, lambda error: self.guard.note("unsent", str(error)))
-        self._heartbeat = self._wiring.teller("std_msgs/msg/UInt32MultiArray", heartbeats[1], "command")
+        self._heartbeat = self._wiring.teller("std_msgs/msg/UInt32MultiArray", beats[1], "command")
         self._events: dict[str, str] = {}
         self._beats, self._slowest, self._is_told = 0, 0.0, False
+        self._periods = Counter[int]()  # of the loop, by four times the binary logarithm of their microseconds
 
     def run(self, node_ended: int) -> None:
         """Guard until the channel is closed, a process ends (``node_ended``: its pidfd) or SIGTERM; then hold."""
@@ -96,8 +100,9 @@ class GuardProcess:
             awake, now = self.clock.awake(), time.monotonic()
             if awake - last > LONGEST:
                 self.guard.suspended(time.monotonic_ns())
-            self._slowest, last = max(self._slowest, awake - last), awake
             self._look()
+            self._periods[int(4 * math.log2(1 + 1e6 * (awake - last)))] += 1
+            self._slowest, last = max(self._slowest, awake - last), awake
             if self._channel.is_closed or any(number == node_ended for number, _ in ready):
                 ended.append("the node has ended")
             if now >= chores:
@@ -118,7 +123,7 @@ class GuardProcess:
 
     def note(self, event: str, text: str) -> None:
         """Tell the node of an event at once, and log it."""
-        self._events[event], self._is_told = text, False
+        self._events[event], self._is_told = text[:_LONGEST], False
         if event in ("stopped", "lapsed", "dropped", "suspended", "unsent"):
             self.throttled.log(event, f"{event}: {text}", "error")
 
@@ -152,9 +157,8 @@ class GuardProcess:
         self.throttled.flush()
         self.logger.info(f"ended, because of this: {why}; state: {self.guard.status['state']}")
 
-    def _send(self, command: Command) -> None:
-        for each in self.drivers.writes(command):
-            each.send(each.pack(each.make()))
+    def _prepare(self, command: Command) -> list[Callable[[], object]]:
+        return [partial(each.send, each.pack(each.make())) for each in self.drivers.writes(command)]
 
     def _on_joints(self, topic: str, message: Any, origin: Origin) -> None:
         self._heard += 1
@@ -180,23 +184,23 @@ class GuardProcess:
         else:
             self.guard.counts["not_logged"] += 1
         self._beats = (self._beats + 1) & 0xFFFFFFFF
-        counted = self._beats, _STATES.index(self.guard.status["state"])
+        counted = self._beats, ("holding", "moving", "stopped").index(self.guard.status["state"])
         seal = zlib.crc32(b"".join(number.to_bytes(4, "little") for number in counted))
         beat = self._graph.message("std_msgs/msg/UInt32MultiArray")(data=[*counted, seal])
         self._heartbeat.publish(beat)
 
     def _report(self) -> None:
-        """Tell the node; one that does not read is no reason to wait."""
+        """Tell the node."""
         report = {
             **self.guard.status,
             "events": self._events,
             "subscribers": self.drivers.subscribers,
             "gids": {topic: gid.hex() for topic, gid in self.drivers.gids.items()},
             "slowest_ms": round(1e3 * self._slowest, 2),
+            "periods": self._periods,
         }
         self._slowest = 0.0
-        with suppress(ChannelError):
-            self._channel.send(json.dumps(report).encode())
+        self._told.write(json.dumps(report))
 
 
 def first_options(channel: Channel, node_ended: int) -> Config | None:
@@ -211,7 +215,7 @@ def main(arguments: Sequence[str]) -> int:
     asked = json.loads(arguments[0])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node ends this process after its last hold
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    channel = Channel(socket.socket(fileno=asked["channel"]))
+    channel, told = Channel(socket.socket(fileno=asked["channel"])), SharedText(asked["told"])
     printing = Printing()  # noqa: F841 (its copier ends with it, and begins before there is a priority)
     refused = take_priority()
     node_ended = os.pidfd_open(asked["process"])
@@ -222,9 +226,9 @@ def main(arguments: Sequence[str]) -> int:
             config = first_options(channel, node_ended)
             if config is None:
                 return 0
-            process = GuardProcess(graph, node, channel, config, asked["heartbeats"])
+            process = GuardProcess(graph, node, channel, told, config, asked["heartbeats"])
         except Exception as error:
-            channel.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+            told.write(json.dumps({"error": f"{type(error).__name__}: {error}"[:_LONGEST]}))
             return 1
         for each in refused + stay_in_memory():
             process.logger.warning(f"not permitted here, so that load can delay the guard: {each}")

@@ -5,6 +5,7 @@ timeout. Its state is a pair: what moves the arms, and where the request is (:mo
 live node runs :meth:`ControlLoop.run_once` on its own thread, replay and tests on a simulated clock.
 """
 
+import gc
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from vla_ros.execution.states import InferenceRequest, MotionState, RequestState
 from vla_ros.node.inference import InferenceThread
 from vla_ros.node.pipeline import ActionPipeline
 from vla_ros.person.loop import PersonLoop
+from vla_ros.process import keep_prompt
 
 _PATIENCE = 0.1  # s; the longest wait before the loop checks whether it should end
 
@@ -71,6 +73,7 @@ class ControlLoop:
         self._configure()
 
     def start(self) -> None:
+        keep_prompt()
         self._thread = threading.Thread(target=self._run, name="vla_control", daemon=True)
         self._thread.start()
 
@@ -89,6 +92,7 @@ class ControlLoop:
         if thread is not None:
             thread.join(timeout)
         ended = self._inference.close(max(0.0, until - self._clock.steady()))
+        gc.unfreeze()
         return ended and (thread is None or not thread.is_alive())
 
     def _run(self) -> None:

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,12 +29,15 @@ from vla_ros.graph.node import Node
 from vla_ros.graph.wiring import Wiring
 from vla_ros.guard.channel import ChannelError, socket_pair
 from vla_ros.guard.frames import SOURCES, GuardFrame, Kind, packet_of
+from vla_ros.process import SharedText, give_way
 
 _READY = 60.0  # s until a guard has started on a busy machine
 _SILENT = 0.5  # s without a report, ten of which are missing then
 _ANSWER = 0.2  # s for the answer to a reset
 _ENDS = 1.0  # s
+_LOOKS = 0.002  # s between looks for an answer
 _KEEP_ALIVE = 0.1  # s between keep-alives
+_COLD = 0.01  # s after which a guard that has done nothing needs longer for the next command
 _SPARE = 1.0  # s that a keep-alive lasts longer than the longest inference
 _SECTIONS = ("robot", "control", "gripper", "limits", "timeouts", "topics", "takeover", "guard", "node")
 _OF_ARM = ("command", "gripper", "joint_states")
@@ -66,8 +68,11 @@ def start_guard(config: Config, node: Node, wiring: Wiring) -> "GuardClient | No
     return guard
 
 
-def frame_of(command: Command, index: int, fingers: Sequence[str]) -> GuardFrame:
-    """Return the frame of a command for the arm at ``index``, whose gripper has the joints ``fingers``."""
+def frame_of(command: Command, index: int, fingers: Sequence[str], **fields: Any) -> GuardFrame:
+    """Return the frame of a command for the arm at ``index``, whose gripper has the joints ``fingers``.
+
+    ``fields`` are the frame's ``time``, ``holds`` and ``source``.
+    """
     known = dict(zip(command.names, command.positions.tolist(), strict=True))
     if command.twist is not None:
         kind, numbers = Kind.TWIST, [*command.twist[0].tolist(), *command.twist[1].tolist()]
@@ -84,6 +89,7 @@ def frame_of(command: Command, index: int, fingers: Sequence[str]) -> GuardFrame
         stamp=command.stamp,
         joints=joints,
         publisher=publisher,
+        **fields,
     )
 
 
@@ -96,9 +102,10 @@ class GuardClient:
     def __init__(self, config: Config, node: Node, backend: str) -> None:
         self._node, self._lock = node, threading.RLock()
         self._channel, theirs = socket_pair()
-        end = theirs.socket.fileno()
+        end, told = theirs.socket.fileno(), os.memfd_create("vla_guard")
         asked = {
             "channel": end,
+            "told": told,
             "process": os.getpid(),
             "name": f"{node.get_name()}_guard",
             "namespace": node.get_namespace(),
@@ -111,11 +118,12 @@ class GuardClient:
         try:
             # A session of its own, so that Ctrl-C reaches the node first, whose last holds are sent.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[end]
+                command, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[end, told]
             )
         except OSError as error:
             raise VlaRosError(f"guard.process: no guard starts: {error}") from error
         theirs.socket.close()  # here, not for the guard
+        self._tells = SharedText(told)
         self._counter, self._options = 0, ""
         self._told: Mapping[str, Any] = {}
         self._judged: Mapping[str, Any] = self._told  # the report that look() has seen last
@@ -137,17 +145,20 @@ class GuardClient:
         self.configure(config)
         until = time.monotonic() + _READY
         while not self.gids:
-            select.select([self._channel.socket], [], [], 0.1)
+            select.select([self._channel.socket], [], [], _LOOKS)
             self._read()
             if self._lost or time.monotonic() > until:
                 why = self._lost or "no answer"
                 raise VlaRosError(f"the guard does not start: {why}; without one: guard.process:=false")
+        give_way(self._process.pid)
         return self
 
     def writes(self, command: Command) -> list[DriverWrite]:
         index, arm = self._arms[command.arm]
-        frame = replace(
-            frame_of(command, index, arm.robot.gripper_joint_names),
+        frame = frame_of(
+            command,
+            index,
+            arm.robot.gripper_joint_names,
             time=time.monotonic_ns(),
             lifetime=self._lifetime(moves_on=command.moves_on),
             source=SOURCES.index(self._context.safety.status.source),
@@ -179,10 +190,9 @@ class GuardClient:
             raise WriteError(f"the guard holds by itself ({'; '.join(held)})")
         return {Reason[stopped[0].upper()]: f"{stopped[1]} (in the guard)"} if stopped else {}
 
-    def keep_alive(self) -> None:
-        """Announce every 0.1 s, to every arm, that what was sent last remains in force."""
+    def keep_alive(self, *, steps: bool) -> None:
         now = time.monotonic()
-        if now - self._kept_alive < _KEEP_ALIVE or not self.gids:
+        if now - self._kept_alive < (_COLD if steps else _KEEP_ALIVE) or not self.gids:
             return
         self._kept_alive = now
         for index, _ in self._arms.values():
@@ -209,7 +219,7 @@ class GuardClient:
             before, until = self._resets, time.monotonic() + _ANSWER
             self._try(GuardFrame(Kind.RESET))
             while self._resets == before and not self._lost and time.monotonic() < until:
-                select.select([self._channel.socket], [], [], _ANSWER / 10)
+                select.select([self._channel.socket], [], [], _LOOKS)
                 self._read()
             if self._resets > before:
                 return ""
@@ -219,7 +229,7 @@ class GuardClient:
         """State, age of the last report and counts, for ``~/status`` and ``/diagnostics``."""
         age = 1e3 * (time.monotonic() - self._heard)
         state = "lost" if self._lost else self._told.get("state", "starting")
-        figures = {name: self._told[name] for name in ("slowest_ms",) if name in self._told}
+        figures = {name: self._told[name] for name in ("slowest_ms", "periods") if name in self._told}
         return {"state": state, "age_ms": round(age, 1), **figures, "counts": self._told.get("counts", {})}
 
     def close(self) -> None:
@@ -256,7 +266,7 @@ class GuardClient:
             self._counter += 1
             armings = self._context.safety.armings
             made = frame.time or time.monotonic_ns()
-            self._write(packet_of(frame, counter=self._counter, time=made, armings=armings))
+            self._write(packet_of(frame._replace(counter=self._counter, time=made, armings=armings)))
 
     def _write(self, packet: bytes) -> None:
         try:
@@ -270,8 +280,12 @@ class GuardClient:
         """Read what the guard has told. The caller holds the lock, or is the only thread."""
         if self._lost:
             return
-        for packet in self._channel.take():
-            self._told, self._heard = json.loads(packet), time.monotonic()
+        text, now = self._tells.read(), time.monotonic()
+        if text is not None:
+            self._told, self._heard = json.loads(text), now
+        elif now - self._heard > _KEEP_ALIVE:
+            for _ in self._channel.take():  # nothing, but it may be closed
+                pass
         if "error" in self._told:
             self._lost = str(self._told["error"])
         elif self._told:

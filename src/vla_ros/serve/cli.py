@@ -36,8 +36,6 @@ from vla_ros.policies.remote import read_key
 
 KEY_LENGTH = 8
 """Minimum number of characters of an API key."""
-SWITCH_INTERVAL = 0.0005
-"""Maximum time in seconds for which a thread that runs Python code keeps the event loop waiting."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +92,6 @@ def run(arguments: argparse.Namespace) -> int:
         int(arguments.max_image * 1e6),
     )
     service = Service(create(config), limits, config, aliases(arguments.image), read_metadata(arguments.metadata))
-    sys.setswitchinterval(SWITCH_INTERVAL)
 
     def announce(port: int) -> None:
         host = f"[{address.host}]" if ":" in address.host else address.host

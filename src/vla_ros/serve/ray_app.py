@@ -18,8 +18,9 @@ from vla_ros.config.files import config_file
 from vla_ros.errors import ConfigError, MissingDependencyError, install
 from vla_ros.policies.base import checkpoint_options, create
 from vla_ros.policies.remote import read_key
+from vla_ros.process import SWITCH_INTERVAL
 from vla_ros.serve.asgi import Application
-from vla_ros.serve.cli import KEY_LENGTH, SWITCH_INTERVAL
+from vla_ros.serve.cli import KEY_LENGTH
 from vla_ros.serve.service import Limits, Service
 
 try:

@@ -18,6 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from vla_ros.policies.remote.vla_eval import PATH
+from vla_ros.process import keep_prompt
 from vla_ros.serve.connection import ACCEPTED, Refusals, bounded, most_connections
 from vla_ros.serve.post import answer
 from vla_ros.serve.service import Service
@@ -54,8 +55,7 @@ async def run(
             loop.add_signal_handler(number, ending.set)
     async with listening(service, address) as server:
         ready(next(iter(server.sockets)).getsockname()[1])
-        gc.collect()
-        gc.freeze()  # garbage collection of the policy's objects would delay answers
+        keep_prompt()
         try:
             await _until(ending, service)
             logger.info("shutting down: %d robots are connected", service.robots)
@@ -63,7 +63,7 @@ async def run(
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(_idle(service), drain)
         finally:
-            gc.unfreeze()  # otherwise Triton's bindings report all their types as leaked
+            gc.unfreeze()
 
 
 @contextlib.asynccontextmanager

@@ -31,7 +31,7 @@ from vla_ros_models.checkpoint_files import Cut, Produce, StoredTensor, from_fil
 from vla_ros_models.dequantize import read_dequantized
 from vla_ros_models.oft.network import COMPONENTS, Layout
 from vla_ros_models.openvla.architecture import Architecture
-from vla_ros_models.weights import described, with_loaded
+from vla_ros_models.weights import manifest_of, with_loaded
 
 logger = logging.getLogger(__name__)
 
@@ -95,13 +95,13 @@ def read_weights(folder: Path, base: str | Path = "", *, towers: bool = True) ->
             }
             named = {f"{name}.{key}": tensor for key, tensor in short.items()}
             loaded |= named
-            manifest |= described(named, file)
+            manifest |= manifest_of(named, file)
     if film is not None and towers:
         config = film.parent / LORA_FOLDER / "adapter_config.json"
         settings = read_lora_settings(config) if config.exists() else LoraSettings()
         merged = merged_towers(read_component(film), film, settings)
         manifest = {key: one for key, one in manifest.items() if not key.startswith("vision_backbone.")}
-        manifest |= described(merged, film)
+        manifest |= manifest_of(merged, film)
         loaded |= merged
     return Weights(manifest, loaded, predicts_noise)
 
