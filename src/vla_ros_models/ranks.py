@@ -290,7 +290,7 @@ def describe(config: Config, options: NetworkOptions) -> dict[str, Any]:
 
 
 def restore_config(message: dict[str, Any], options: type[NetworkOptions]) -> Config:
-    """Return the options that :func:`describe` manifest_of."""
+    """Return the options that :func:`describe` described."""
     sections = {name: type(getattr(Config(), name))(**_tuples(message[name])) for name in _SECTIONS}
     return Config(policy=options(**_tuples(message["options"])), preset=message["preset"], **sections)
 

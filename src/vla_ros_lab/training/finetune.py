@@ -52,7 +52,8 @@ _OUTPUTS = ("json", "scores", "output")
 # Of a run that resumes: where files are, whose content counts, and what changes how it is computed at most.
 _MAY_CHANGE = "checkpoint data observations config param check device base_dtype no_recompute workers save_every"
 _NOT_LEARNED = re.compile(
-    r"(node|record|guard|takeover|collision)\.|policy\.(checkpoint|device|threads|self_test|evidence|engine|drafts)$"
+    r"(node|record|guard|takeover|collision)\."
+    r"|policy\.(checkpoint|device|threads|self_test|evidence|engine|drafts)$"
 )
 
 _LIBRARIES = ("torch", "accelerate", "peft", "bitsandbytes", "transformers", "vla_ros")

@@ -1,7 +1,7 @@
 """Reads a GR00T N1.7 folder in either layout, loads its weights, and estimates their memory.
 
 NVIDIA's layout has ``config.json`` with the sizes, ``processor_config.json`` (images, named parts and horizon of
-each embodiment), ``statistics.json`` and ``embodiment_id.json``. LeRobot's layout has one embodiment, manifest_of by
+each embodiment), ``statistics.json`` and ``embodiment_id.json``. LeRobot's layout has one embodiment, described by
 its processor files; the sizes are in the folder in NVIDIA's layout that it was trained from. Both need the
 backbone's configuration, tokenizer and chat template. Nothing is downloaded.
 """

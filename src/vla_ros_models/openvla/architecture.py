@@ -55,7 +55,7 @@ _EXPECTED = {tuple: "three numbers", int: "an int, at least 0", bool: "true or f
 
 @dataclass(frozen=True)
 class Architecture:
-    """The network as manifest_of by ``config.json``."""
+    """The network as described by ``config.json``."""
 
     towers: tuple[TowerShape, ...]  # one, or two whose features are concatenated (DINOv2 first, then SigLIP)
     llm: DecoderShape
@@ -162,7 +162,7 @@ def _timm_towers(config: Fields, path: Path) -> tuple[TowerShape, ...]:
     if unknown or not ids:
         raise CheckpointError(
             f"{path}: timm_model_ids is {ids}; known towers are {list(TIMM_TOWERS)}. Other towers must be "
-            "manifest_of by an entry vision_towers (see vla_ros_models.openvla.architecture)"
+            "described by an entry vision_towers (see vla_ros_models.openvla.architecture)"
         )
     sizes = config.get("image_sizes") or [TIMM_TOWERS[name].image_size for name in ids]
     if len(sizes) != len(ids):
