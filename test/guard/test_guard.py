@@ -454,6 +454,17 @@ def test_a_motion_that_may_be_legal_is_dropped_and_held_but_no_reason_to_stop(wh
     assert not last(guard).hold
 
 
+def test_a_joint_state_is_as_old_as_when_the_command_was_made() -> None:
+    """A command that waited on its way to the guard, for less than a suspension, proves no fault of the node."""
+    guard = position_arm()
+    joints = guard.now
+    guard.wait(1.1)  # 1 s is allowed: timeouts.joint_state, and a suspension before and after its check
+    move(guard, HOME, joints, time=guard.now - 200_000_000)
+    assert len(guard.sent) == 1
+    move(guard, HOME, joints)
+    assert guard.guard.counts["rejected_limits"] == 1
+
+
 def test_joint_states_that_are_late_by_more_than_half_a_second_do_not_hide_the_newest() -> None:
     """A link that was slow delivers what it kept, between new ones."""
     guard = position_arm()

@@ -254,7 +254,7 @@ class Guard:
         named = f"names a joint state of {frame.joints / 1e9:.4f} s"
         if found is None:
             raise LookupError(f"{named}, which never arrived here")
-        age, oldest = (now - found.arrived) / 1e9, self._options.current.timeouts.joint_state + 2 * LONGEST
+        age, oldest = (frame.time - found.arrived) / 1e9, self._options.current.timeouts.joint_state + 2 * LONGEST
         if age > oldest:
             raise (ValueError if found.exact else LookupError)(f"{named}, {age:.3g} s old, allowed {oldest:.3g} s")
         return found
@@ -394,6 +394,5 @@ class Guard:
     @property
     def status(self) -> Mapping[str, Any]:
         """State, why it is stopped, and counts, for ``~/status``."""
-        moves = any(arm.moves for arm in self._arms)
-        state = "stopped" if self.stopped else "moving" if moves else "holding"
+        state = "stopped" if self.stopped else "moving" if any(arm.moves for arm in self._arms) else "holding"
         return {"state": state, "stopped": self.stopped or (), "counts": dict(self.counts)}

@@ -130,8 +130,7 @@ class GuardProcess:
     def _look(self) -> None:
         """Take stops, then frames; joint states before them only if a frame needs one that is not known yet."""
         self._hear(self._requests)
-        frames = self._channel.frames()
-        self.guard.take(frames, time.monotonic_ns())  # which no frame is ahead of
+        self.guard.take(self._channel.frames(), time.monotonic_ns())  # which no frame is ahead of
         self._hear(self._joints)
         self.guard.merge()
 
@@ -186,8 +185,7 @@ class GuardProcess:
         self._beats = (self._beats + 1) & 0xFFFFFFFF
         counted = self._beats, ("holding", "moving", "stopped").index(self.guard.status["state"])
         seal = zlib.crc32(b"".join(number.to_bytes(4, "little") for number in counted))
-        beat = self._graph.message("std_msgs/msg/UInt32MultiArray")(data=[*counted, seal])
-        self._heartbeat.publish(beat)
+        self._heartbeat.publish(self._graph.message("std_msgs/msg/UInt32MultiArray")(data=[*counted, seal]))
 
     def _report(self) -> None:
         """Tell the node."""
@@ -223,8 +221,7 @@ def main(arguments: Sequence[str]) -> int:
     with open_graph(asked["backend"], ros, asked["log_level"]) as graph:
         node = graph.create_node(asked["name"], asked["namespace"])
         try:
-            config = first_options(channel, node_ended)
-            if config is None:
+            if (config := first_options(channel, node_ended)) is None:
                 return 0
             process = GuardProcess(graph, node, channel, told, config, asked["heartbeats"])
         except Exception as error:
