@@ -129,7 +129,7 @@ def test_a_flow_is_distilled_from_observations_alone_and_runs(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["distill", *words, "--steps", "3"])
     assert main(["distill", *words, "--steps", "1"]) == 1
-    assert "flow_steps differ" in capsys.readouterr().err
+    assert "--flow-steps differ" in capsys.readouterr().err
     before, after = (actions(checkpoint, tmp_path) for checkpoint in ("demo-pi", out))
     assert before.shape == after.shape
     assert main(["convert", str(out), "--teacher", "--output", str(tmp_path / "back")]) == 0
