@@ -47,6 +47,7 @@ CASES = [  # type, double quantisation, data type, numbers per block, shape, sto
 ]
 
 
+@torch.compiler.set_stance("force_eager")  # bitsandbytes compiles its formula for each case, which takes 25 s
 def four_bit(weight, kind, double, block, storage="uint8"):
     """What a Linear4bit stores for a weight, and what bitsandbytes makes of it."""
     from bitsandbytes.backends.default.ops import _dequantize_4bit_compute

@@ -21,9 +21,9 @@ def array(key: str, shape: tuple[int, ...]) -> np.ndarray:
     if key.endswith("embed_tokens.weight"):
         return noise
     fan_in = int(np.prod(shape[1:]))
-    out = noise * np.float32(1.4 / fan_in**0.5)
+    noise *= np.float32(1.4 / fan_in**0.5)
     if key.endswith("lm_head.weight"):
         damp = np.full((shape[0], 1), 0.2, np.float32)
         damp[ACTION_ROWS] = 1.0
-        out = out * damp
-    return out
+        noise *= damp
+    return noise
