@@ -11,8 +11,10 @@ import gc
 import importlib.util
 import os
 import re
+import shutil
 import signal
 import sys
+import tempfile
 import types
 from collections.abc import Sequence
 from functools import cache
@@ -34,6 +36,8 @@ def lacks(module: str) -> bool:
 
 MISSING = [*filter(lacks, NEEDED), *(["pytest 7"] if PYTEST < (7, 0) else [])]
 HERE = Path(__file__).parent
+FREE = 5e9
+"""Bytes that a run on several workers needs in its folder: a checkpoint with full vision towers takes three."""
 IGNORED: dict[str, str] = {}  # folders that pytest 7 cannot skip, and why
 
 if PYTEST < (8, 3):  # makes up a package for each folder, or takes Python's own package `test`
@@ -57,9 +61,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addini("timeout", "of pytest-timeout, which is not installed")
     if PYTEST < (7, 0):
         parser.addini("pythonpath", "of pytest 7")
+    if PYTEST < (7, 3):
+        parser.addini("tmp_path_retention_policy", "of pytest 7.3")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Refuse a whole run on a full disk, where tests would fail without naming it."""
+    given = config.option.basetemp
+    folder = Path(given).absolute().parent if given else Path(tempfile.gettempdir())
+    if (free := shutil.disk_usage(folder).free) < FREE and getattr(config.option, "numprocesses", None):
+        raise pytest.UsageError(
+            f"{folder}: found {free / 1e9:.1f} GB free, expected {FREE / 1e9:.0f} GB for the files of the tests: "
+            f"free some, or set TMPDIR to a folder on another disk"
+        )
     if lacks("pytest_timeout"):
         config.addinivalue_line("markers", "timeout: of pytest-timeout, which is not installed")
     if MISSING:
@@ -131,8 +145,15 @@ ONE_BY_ONE = {
 }
 """Tests that one worker runs one after another: three groups of running nodes and servers, which mostly wait,
 training in processes that share their imports, and simulations that wait for their node."""
-OWNERS = {"gw0": "nodes", "gw1": "consoles", "gw2": "real time"}
-"""Workers that run one group only, and import no more; the others run the rest."""
+OWNERS = {"gw1": "consoles", "gw2": "real time", "gw0": "nodes"}
+"""Workers that begin with a group, and import no more; the others run the rest, and so does HELPER afterwards."""
+HELPER = "gw0"
+LONGEST = (
+    *("engine/test_kernels", "policies/openvla/test_golden", "training/test_view", "execution/test_gripper_goals"),
+    *("tools/test_docs_check", "policies/openvla/test_demo_checkpoint", "eval", "tools/train", "training", "cli"),
+    *("engine/test_token_engine", "policies/pi/test_wire", "benchmarks", "policies/test_ranks", "guard"),
+)
+"""What takes longest of the rest, as measured; the rest begins with it, so that no worker ends with it alone."""
 APART = ("engine/test_kernels.py", "policies/openvla/test_demo_checkpoint.py")
 """Files whose tests take minutes and share nothing: each may run on another worker."""
 
@@ -144,8 +165,9 @@ def _is_of_others(path: Path) -> bool:
         return False
     place, own = path.relative_to(HERE).as_posix(), OWNERS.get(worker)
     owned = {group for group in OWNERS.values() if place.startswith(ONE_BY_ONE[group])}
-    above = own and any(room.startswith(f"{place}/") for room in ONE_BY_ONE[own])
-    return not above if own and not owned else bool(owned) and own not in owned
+    if own and not owned and worker != HELPER:
+        return not any(room.startswith(f"{place}/") for room in ONE_BY_ONE[own])
+    return bool(owned) and own not in owned
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
@@ -161,10 +183,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with running nodes and with slow files, so that no worker ends long after the others."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    order = {group: rank for rank, group in enumerate(ONE_BY_ONE)}
-    items.sort(key=lambda item: (order.get(_worker(item.nodeid), len(order)), item.path not in slow))
+    """Start with running nodes and with what takes long, so that no worker ends long after the others."""
+    items.sort(key=lambda item: _rank(item.nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -182,7 +202,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
         def schedule(self) -> None:
             if self.collection is None:
                 self.collection = [*dict.fromkeys(chain(*self.registered_collections.values()))]
-                for nodeid in self.collection:
+                for nodeid in sorted(self.collection, key=_rank):
                     self.workqueue.setdefault(_worker(nodeid), {})[nodeid] = False
                 config.pluginmanager.getplugin("session").testscollected = len(self.collection)  # 100 %
             for node in self.nodes * 2:  # as many tests as a worker asks for
@@ -200,6 +220,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
             self._assign_work_unit(node)
 
     return Scheduling(config, log)
+
+
+def _rank(nodeid: str) -> int:
+    """Return a test's place in the order of units."""
+    place, order = nodeid.partition("/")[2], [*chain(*ONE_BY_ONE.values(), LONGEST)]
+    return next((rank for rank, rooms in enumerate(order) if place.startswith(rooms)), len(order))
 
 
 def _worker(nodeid: str) -> str:
