@@ -1,4 +1,4 @@
-"""Compare the kernels in Triton's interpreter with torch: ``interpret.py DTYPE``; run by test_kernels.py."""
+"""Compare the kernels in Triton's interpreter with torch: ``interpret.py DTYPE...``; run by test_kernels.py."""
 
 import sys
 
@@ -10,5 +10,6 @@ import interpret_towers
 if __name__ == "__main__":
     interpret_kernels.prepare_interpreter()
     interpret_kernels.round_to_fp8()
-    for part in (interpret_kernels, interpret_towers, interpret_gemma, interpret_groot):
-        part.main(sys.argv[1])
+    for dtype in sys.argv[1:]:
+        for part in (interpret_kernels, interpret_towers, interpret_gemma, interpret_groot):
+            part.main(dtype)

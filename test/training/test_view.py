@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -27,21 +28,27 @@ from vla_ros_models.view import FORMAT, VIEW_FILE, VIEWS, add_view, base_digest,
 FAMILIES = ("openvla", "oft", "pi05", "smolvla", "groot")
 
 
-def drawn(parts, seed=3, size=0.1):
+def drawn(parts):
     """Return values for what trains of an adapter."""
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator().manual_seed(3)
     return {
-        name: torch.randn(one.shape, generator=random) * size + float(name.endswith(".scale"))
+        name: torch.randn(one.shape, generator=random) * 0.1 + float(name.endswith(".scale"))
         for name, one in parts.items()
     }
 
 
-def written(tmp_path, family, kind, **values):
-    """Write an adapter of random numbers, and return its file and its tensors."""
+@cache
+def adapter_of(family, kind):
+    """Return the digest of a family's weights, and an adapter of random numbers."""
     folder, settings = OPTIONS[family]
     trainable = policy_of(folder, *settings).trainable(CPU)
-    tensors = drawn(add_view(trainable, kind), **values)
-    write_view(tmp_path / VIEW_FILE, kind, base_digest(trainable.stored), tensors)
+    return base_digest(trainable.stored), drawn(add_view(trainable, kind))
+
+
+def written(tmp_path, family, kind):
+    """Write an adapter of random numbers, and return its file and its tensors."""
+    digest, tensors = adapter_of(family, kind)
+    write_view(tmp_path / VIEW_FILE, kind, digest, tensors)
     return tmp_path / VIEW_FILE, tensors
 
 
@@ -65,6 +72,14 @@ def chunk_of(policy):
     numbers = found.info.get("logit_margins", found.normalized)
     policy.close()
     return np.array(numbers, np.float64)
+
+
+@cache
+def plain_of(family):
+    """Return the chunk and the spec of a family's policy without an adapter."""
+    folder, settings = OPTIONS[family]
+    policy = policy_of(folder, *settings)
+    return chunk_of(policy), policy.spec
 
 
 def by_hand(folder, target, tensors):
@@ -102,7 +117,7 @@ def by_hand(folder, target, tensors):
 def test_the_policy_runs_the_papers_arithmetic(tmp_path, family, kind):
     folder, settings = OPTIONS[family]
     file, tensors = written(tmp_path, family, kind)
-    plain = chunk_of(policy_of(folder, *settings))
+    plain, _ = plain_of(family)
     viewed = policy_of(folder, *settings, f"policy.view:={file}")
     merged = chunk_of(viewed)
     assert viewed.spec.view == sha256(file)
@@ -115,12 +130,13 @@ def test_the_policy_runs_the_papers_arithmetic(tmp_path, family, kind):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_adapter_that_changes_nothing_changes_no_bit(tmp_path, family, kind):
     folder, settings = OPTIONS[family]
-    file, tensors = written(tmp_path, family, kind)
+    digest, tensors = adapter_of(family, kind)
     neutral = {name: torch.full_like(one, float(name.endswith(".scale"))) for name, one in tensors.items()}
-    write_view(file, kind, base_digest(policy_of(folder, *settings).trainable(CPU).stored), neutral)
-    plain = policy_of(folder, *settings)
-    assert np.array_equal(chunk_of(plain), chunk_of(policy_of(folder, *settings, f"policy.view:={file}")))
-    assert plain.spec.view == ""
+    write_view(tmp_path / VIEW_FILE, kind, digest, neutral)
+    plain, spec = plain_of(family)
+    viewed = policy_of(folder, *settings, f"policy.view:={tmp_path / VIEW_FILE}")
+    assert np.array_equal(plain, chunk_of(viewed))
+    assert spec.view == ""
 
 
 @pytest.mark.parametrize("family", ["openvla", "oft", "pi05", "smolvla"])
