@@ -36,6 +36,7 @@ def lacks(module: str) -> bool:
 
 MISSING = [*filter(lacks, NEEDED), *(["pytest 7"] if PYTEST < (7, 0) else [])]
 HERE = Path(__file__).parent
+FREEZE = gc.freeze
 FREE = 5e9
 """Bytes that a run on several workers needs in its folder: a checkpoint with full vision towers takes three."""
 IGNORED: dict[str, str] = {}  # folders that pytest 7 cannot skip, and why
@@ -177,9 +178,22 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep what was imported out of every later search for garbage, and search less often."""
+    """Keep what was imported out of every later search for garbage, and search less often.
+
+    Nodes, servers and policies search when they start or end, and nodes unfreeze everything when they end.
+    """
     gc.freeze()
     gc.set_threshold(10_000)
+    for name in ("freeze", "unfreeze"):
+        pytest.MonkeyPatch().setattr(gc, name, lambda: None)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Keep out what a file of tests imported, too."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        FREEZE()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
