@@ -37,8 +37,8 @@ def lacks(module: str) -> bool:
 MISSING = [*filter(lacks, NEEDED), *(["pytest 7"] if PYTEST < (7, 0) else [])]
 HERE = Path(__file__).parent
 FREEZE = gc.freeze
-FREE = 4e9
-"""Bytes that a run on several workers needs in its folder: a checkpoint with full vision towers takes three."""
+FREE = 4
+"""Gigabytes that a run on several workers needs in its folder: a checkpoint with full vision towers takes three."""
 IGNORED: dict[str, str] = {}  # folders that pytest 7 cannot skip, and why
 
 if PYTEST < (8, 3):  # makes up a package for each folder, or takes Python's own package `test`
@@ -68,13 +68,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse a whole run on a full disk, where tests would fail without naming it."""
-    given = config.option.basetemp
-    folder = Path(given).absolute().parent if given else Path(tempfile.gettempdir())
-    if (free := shutil.disk_usage(folder).free) < FREE and getattr(config.option, "numprocesses", None):
-        raise pytest.UsageError(
-            f"{folder}: found {free / 1e9:.1f} GB free, expected {FREE / 1e9:.0f} GB for the files of the tests: "
-            f"free some, or set TMPDIR to a folder on another disk"
-        )
+    folder = Path(config.option.basetemp or tempfile.gettempdir()).absolute()
+    free = shutil.disk_usage(folder if folder.exists() else folder.parent).free / 1e9
+    if free < FREE and getattr(config.option, "numprocesses", None):
+        said = f"{folder}: found {free:.1f} GB free, expected {FREE} GB for the files of the tests"
+        raise pytest.UsageError(f"{said}: free some, or set TMPDIR to a folder on another disk")
     if lacks("pytest_timeout"):
         config.addinivalue_line("markers", "timeout: of pytest-timeout, which is not installed")
     if MISSING:
@@ -187,8 +185,7 @@ def pytest_collection_finish() -> None:
     """
     gc.freeze()
     gc.set_threshold(10_000)
-    for name in ("freeze", "unfreeze"):
-        pytest.MonkeyPatch().setattr(gc, name, lambda: None)
+    gc.freeze = gc.unfreeze = lambda: None
 
 
 @pytest.hookimpl(trylast=True)
