@@ -72,7 +72,6 @@ def test_the_readme_is_short_and_its_moving_picture_small() -> None:
     assert pictures[0].stat().st_size < 2e6
 
 
-@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="mkdocs is not installed (extra 'dev')")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]

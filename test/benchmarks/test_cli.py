@@ -14,7 +14,6 @@ if find_spec("transformers") is None:  # not imported: that would take each work
     pytest.skip("the library transformers is not installed (extra 'bench')", allow_module_level=True)
 
 
-@pytest.mark.slow
 def test_tiny_bench_measures_everything(tmp_path, capsys):
     file, trace = tmp_path / "bench.json", tmp_path / "trace.json"
     options = ["tiny", "--device", "cpu", "--steps", "2", "--baseline-steps", "1"]

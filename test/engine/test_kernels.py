@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(1300),
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed (extra 'dev')"),
 ]

@@ -15,7 +15,6 @@ from vla_ros_models.engine.runner import Runner
 from vla_ros_models.engine.token_engine import EngineRequest
 
 
-@pytest.mark.slow
 def test_tokens_of_200_random_inputs_equal_the_reference(tiny):
     """Plain and with every kind of draft: none, right, wrong from a random place on, of another action."""
     plain, drafted, exact = tiny.engine(drafts="none"), tiny.engine(), tiny.engine(drafts="verify")

@@ -75,7 +75,6 @@ def stamp_of(message) -> int:
     return message.header.stamp.sec * 10**9 + message.header.stamp.nanosec
 
 
-@pytest.mark.slow
 def test_the_expert_succeeds_and_the_figures_say_so(lockstep):
     assert lockstep.figures["success_rate"] == 1.0
     assert [episode["seed"] for episode in lockstep.figures["episodes"]] == [SEED, SEED + 1]
@@ -85,7 +84,6 @@ def test_the_expert_succeeds_and_the_figures_say_so(lockstep):
     assert "2 of 2 episodes succeeded" in lockstep.output
 
 
-@pytest.mark.slow
 def test_every_frame_is_used_once_and_none_is_lost(lockstep):
     frames = lockstep.figures["frames"]
     steps = sum(episode["steps"] for episode in lockstep.figures["episodes"])
@@ -95,7 +93,6 @@ def test_every_frame_is_used_once_and_none_is_lost(lockstep):
         assert 0 <= lockstep.figures["latency_ms"][stage]["p50"] <= lockstep.figures["latency_ms"][stage]["p99"]
 
 
-@pytest.mark.slow
 def test_lockstep_gives_the_same_actions_as_a_single_process(lockstep):
     """Actions are equal step by step to those without DDS, a second process and a clock."""
     actions: list[list] = []
@@ -116,7 +113,6 @@ def test_lockstep_gives_the_same_actions_as_a_single_process(lockstep):
             np.testing.assert_allclose(np.array(sent), result.trace.actions, atol=1e-6)  # m and rad
 
 
-@pytest.mark.slow
 def test_the_camera_is_upside_down_on_the_wire(lockstep):
     frame = topic(lockstep.bag, "/camera/image_raw")[0]
     with TableTop() as world:
@@ -126,7 +122,6 @@ def test_the_camera_is_upside_down_on_the_wire(lockstep):
     np.testing.assert_array_equal(frame.image[::-1, ::-1], upright)
 
 
-@pytest.mark.slow
 def test_stamps_increase_and_each_command_answers_a_frame(lockstep):
     frames = [frame.stamp for frame in topic(lockstep.bag, "/camera/image_raw")]
     assert all(np.diff(frames) > 0)
@@ -147,7 +142,6 @@ def test_stamps_increase_and_each_command_answers_a_frame(lockstep):
     assert instructions == [episode["instruction"] for episode in lockstep.figures["episodes"]]
 
 
-@pytest.mark.slow
 def test_a_bag_of_two_arms_is_answered_as_it_was_recorded(tmp_path):
     words = ("--policy", "expert", "--arms", "2", "--actions", "joint_position", "--seed", str(SEED), "--lockstep")
     demo("--episodes", "1", *words, "--record", str(tmp_path / "bag"))
@@ -160,7 +154,6 @@ def test_a_bag_of_two_arms_is_answered_as_it_was_recorded(tmp_path):
     assert "The policy does what was recorded" in replayed.stdout
 
 
-@pytest.mark.slow
 def test_interrupt_ends_both_processes_and_the_bag_can_be_read(tmp_path):
     running = subprocess.Popen(
         [*VLA_ROS, "demo", "--episodes", "500", "--policy", "expert", "--record", str(tmp_path / "bag")],
@@ -194,7 +187,6 @@ def planned(*words: str) -> PolicyConfig:
     return options(*words).policy
 
 
-@pytest.mark.slow
 def test_the_bag_records_when_an_episode_runs(lockstep):
     images = []
     with AnyReader([lockstep.bag]) as reader:
@@ -302,7 +294,6 @@ def test_without_torch_the_error_says_what_to_install_and_what_runs_without_it(m
     check_torch(load((), ["policy.name:=expert"]))
 
 
-@pytest.mark.slow
 def test_a_policy_that_fails_to_load_ends_the_demo_with_the_reason(tmp_path):
     pytest.importorskip("torch", reason="the library torch is not installed (extra 'openvla')")
     (tmp_path / "config.json").write_text('{"model_type": "openvla"}')

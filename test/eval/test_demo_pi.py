@@ -45,7 +45,6 @@ def test_the_checkpoint_selects_its_options(words: tuple[str, ...]) -> None:
     assert config.features.action
 
 
-@pytest.mark.slow
 def test_guided_chunks_hide_a_delay_of_300_ms() -> None:
     arguments, chosen = planned("--checkpoint", "demo-pi", "--delay-ms", "300", "-p", "policy.device:=cpu")
     source = PolicySource(PiPolicy(chosen.config))
@@ -59,7 +58,6 @@ def test_guided_chunks_hide_a_delay_of_300_ms() -> None:
     assert steadiness((result.trace.commands for result in results), 20.0)["stalled_share"] == 0
 
 
-@pytest.mark.slow
 def test_the_benchmark_keeps_finished_rows(tmp_path) -> None:
     script, figures = Path(__file__).parents[2] / "benchmarks" / "schedules.py", tmp_path / "table.json"
     words = ["--episodes", "1", "--delays", "100", "--json", str(figures), "--schedules", "sync"]
@@ -76,7 +74,6 @@ def test_the_benchmark_keeps_finished_rows(tmp_path) -> None:
     assert [line.split(":")[0] for line in again if "%," in line] == ["rtc 100 ms"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--shuffle",)])
 def test_the_policy_picks_up_the_named_object(words: tuple[str, ...], monkeypatch) -> None:
     monkeypatch.setenv("ROS_DOMAIN_ID", str(command.free_domain()))

@@ -425,7 +425,6 @@ def test_ctrl_c_keeps_what_is_done() -> None:
     assert (found["episodes"], found["success_rate"]) == (2, 1.0)
 
 
-@pytest.mark.slow
 def test_the_table_scores_as_the_demo_in_lockstep_does() -> None:
     """The demo runs the node in another process, over the graph; this runs it in the same process."""
     words = ("--checkpoint", "demo", "--episodes", "1", "--seed", "0")

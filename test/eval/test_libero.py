@@ -42,7 +42,6 @@ LIBEROBenchmark.make_obs, LIBEROBenchmark.step = make_obs, step
 """
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.skipif("LIBERO_PYTHON" not in os.environ, reason="LIBERO_PYTHON names no Python with LIBERO")
 def test_ten_tasks_are_equal_through_the_server_and_the_node_and_to_the_published_preprocessing(

@@ -75,7 +75,6 @@ def test_recorded_joint_commands_come_back_as_actions(tmp_path):
     assert content["verdict"]["headline"].startswith("The policy does what was recorded")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not (find_spec("rclpy") or find_spec("cyclonedds")), reason="neither ROS 2 nor the extra 'dds'")
 def test_a_live_run_over_the_graph_is_answered_identically(play, tmp_path):
     """Records two episodes of the demo, with the policy node in a process of its own."""

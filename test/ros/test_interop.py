@@ -248,7 +248,6 @@ def test_service_answers_a_client_on_cyclone(graph, start_ros, rmw):
     assert ros.ask("called", service="/vla_policy/enable") == {"success": True, "message": "armed"}
 
 
-@pytest.mark.slow
 def test_contract_of_the_graph_holds_on(rmw):
     """test/graph under rclpy on this middleware; a process can load only one."""
     if rmw == os.environ.get("RMW_IMPLEMENTATION", "rmw_fastrtps_cpp"):

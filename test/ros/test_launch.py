@@ -192,7 +192,6 @@ def test_iceoryx_starts_a_roudi_that_outlives_the_launch(program, tmp_path, monk
             os.kill(int(started[1]), signal.SIGKILL)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("ros2_bag")
 def test_the_replay_launch_file_records_the_live_actions_and_reports(program, recorded_bag: Path, tmp_path) -> None:
     from rosbags.rosbag2 import Reader
@@ -216,7 +215,6 @@ def test_a_replay_whose_recorder_dies_ends(program, recorded_bag: Path, tmp_path
     assert "the recorder (ros2 bag record) ended too early" in launch.output
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -12,7 +12,6 @@ from vla_ros.types import Observation, RawImage
 from .serving import served
 
 
-@pytest.mark.slow
 def test_the_demos_checkpoint_answers_with_the_same_bits() -> None:
     demo = [config_file("demo")]
     local = create(load(demo, ["policy.self_test:=false"]))

@@ -229,7 +229,6 @@ def sent(port: int, recorded: dict[str, Any], **changed: Any) -> tuple[int, dict
         return response.status, json.loads(response.read())
 
 
-@pytest.mark.slow
 def test_the_adapters_conversation_has_the_answers_of_moveit_pros_server(smolvla, conversation) -> None:
     _, port = smolvla
     first, guided, unguided, *_ = (one["answer"] for one in conversation)
@@ -245,7 +244,6 @@ def test_the_adapters_conversation_has_the_answers_of_moveit_pros_server(smolvla
     assert np.abs(np.subtract(guided["action_chunk"], unguided["action_chunk"])).max() > 10 * CHUNK
 
 
-@pytest.mark.slow
 def test_its_chunks_are_those_of_the_policy(smolvla, conversation) -> None:
     policy, port = smolvla
     asked = json.loads(conversation[1]["body"])
@@ -256,7 +254,6 @@ def test_its_chunks_are_those_of_the_policy(smolvla, conversation) -> None:
     assert answer["action_chunk"] == policy.infer(policy.start_session(), observation).actions.tolist()
 
 
-@pytest.mark.slow
 def test_what_its_server_refuses_is_refused(smolvla, conversation) -> None:
     _, port = smolvla
     for recorded in conversation[3:]:

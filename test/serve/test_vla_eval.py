@@ -103,7 +103,6 @@ def run_table(port: int, folder: Path, count: int, **params: Any) -> tuple[list[
     return episodes, recorded
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("family", "count", "successes"), [("openvla", 1, 1), ("pi", 3, 2)])
 def test_vla_eval_runs_the_demos_checkpoints_and_gets_the_actions_of_one_process(
     tmp_path: Path, family: str, count: int, successes: int

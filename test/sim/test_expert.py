@@ -53,7 +53,6 @@ def test_the_expert_is_found_by_its_entry_point(expert):
     assert expert.spec.motion == "tip_delta"
 
 
-@pytest.mark.slow
 def test_the_expert_solves_picks_and_pushes():
     with TableTop(WorldOptions(width=16, height=16, tasks=("pick", "pick", *TASK_NAMES[1:]))) as world:
         runner = in_lockstep(world)

@@ -76,7 +76,6 @@ def test_bad_data_leave_nothing(tmp_path: Path, capsys: Any) -> None:
         assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 def test_a_full_disk_ends_with_a_message_and_the_run_resumes(tmp_path: Path) -> None:
     """Files end at 100 kB, as on a disk that is full: the state does not fit."""
     words = command(still(tmp_path, 9, 9), tmp_path / "out", "--steps", "2", "--hold-out", "0")
@@ -92,7 +91,6 @@ def test_a_full_disk_ends_with_a_message_and_the_run_resumes(tmp_path: Path) -> 
     create_from(tmp_path / "out")
 
 
-@pytest.mark.slow
 def test_ctrl_c_ends_with_a_message_and_the_run_resumes(tmp_path: Path, capsys: Any) -> None:
     words = command(still(tmp_path, 9, 9), tmp_path / "out", "--steps", str(STEPS), "--hold-out", "0")
     process, told = forked(words, tmp_path)

@@ -265,7 +265,6 @@ def test_one_frame(check: Any, tmp_path: Path) -> None:
     assert any("1 frame in all" in one for one in found)
 
 
-@pytest.mark.slow
 def test_a_hundred_thousand_frames_of_one_pose(check: Any, tmp_path: Path) -> None:
     """200 episodes of 500 frames are read in seconds, and the standstill is told."""
     import pyarrow as pa

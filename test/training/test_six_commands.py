@@ -144,7 +144,6 @@ class Person:
         self.graph.close()
 
 
-@pytest.mark.slow
 def test_from_a_recording_to_a_checkpoint_that_runs(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     forks.preload(*forks.TRAINING)
     record, check, train, old, new, judge, deploy = map(told, commands())

@@ -357,7 +357,6 @@ def test_verdicts():
 RUNS = Path(__file__).with_name("runs.py")
 
 
-@pytest.mark.slow
 def test_killed_runs_resume(tmp_path):
     """Processes that are killed while they start, train or write a state resume to the same losses, bit for bit."""
     forks.preload(*forks.TRAINING)
@@ -369,7 +368,6 @@ def test_killed_runs_resume(tmp_path):
     assert "losses of 24 steps equal: True" in said.read_text()
 
 
-@pytest.mark.slow
 def test_two_processes_have_the_losses_of_one(tmp_path):
     folder = tmp_path / "run"
     expected = run(

@@ -82,17 +82,14 @@ def test_the_demo_configuration_names_the_checkpoint() -> None:
     assert (options.name, options.checkpoint, options.unnorm_key) == ("openvla", DEMO, DATASET)
 
 
-@pytest.mark.slow
 def test_the_demo_policy_picks_up_the_named_object() -> None:
     assert [episode["reason"] for episode in episodes(3)] == ["success"] * 3
 
 
-@pytest.mark.slow
 def test_the_demo_policy_follows_the_instruction() -> None:
     assert [episode["reason"] for episode in episodes(1, "--shuffle")] == ["wrong_object"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "mistake", ["camera.orientation:=[none]", "gripper.mode:=continuous", f"policy.unnorm_key:={FOREIGN_DATASET}"]
 )

@@ -22,8 +22,6 @@ from vla_ros_models.weights import place, write_shards
 
 FOLDER = Path(__file__).parents[2] / "data" / "openvla"
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def cases():

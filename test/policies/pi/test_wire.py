@@ -15,7 +15,6 @@ from vla_ros.policies.remote.child import ServerProcess
 from vla_ros.types import Observation, PreviousChunk
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_served_chunks_equal_local_chunks(folders, tmp_path):
     options = ["policy.name:=pi", f"policy.checkpoint:={folders['pi05', 'openpi']}", "preset:=libero", *IN_FLOAT32]

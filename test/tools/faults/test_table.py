@@ -32,7 +32,6 @@ SLICE = (
 )
 
 
-@pytest.mark.slow
 def test_no_invariant_is_broken_under_a_slice_of_the_table() -> None:
     seed = random.SystemRandom().randrange(10**5)
     outcomes = run_rows([find(name) for name in SLICE], 2, seed, 3)

@@ -8,7 +8,6 @@ from tools.faults.fuzz import TOPICS, fuzz
 from tools.faults.threads import VICTIMS, run
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("victim", VICTIMS, ids=lambda victim: victim.name)
 def test_a_killed_thread_has_the_reaction_and_the_reason_that_the_page_states(victim, tmp_path) -> None:
     seed = random.SystemRandom().randrange(10**5)
@@ -17,7 +16,6 @@ def test_a_killed_thread_has_the_reaction_and_the_reason_that_the_page_states(vi
     assert not killed.wrong, f"seed {seed}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("output", "inputs"),
     [("position", "plain"), ("twist", "plain"), ("velocity", "plain"), ("position", "other")],

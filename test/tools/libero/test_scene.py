@@ -49,7 +49,6 @@ print("OUTSIDE", max([*(low - bowl), *(bowl - high)]))
 """
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif("LIBERO_PYTHON" not in os.environ, reason="LIBERO_PYTHON names no Python with LIBERO")
 def test_points_are_where_mujocos_rays_end_and_a_displaced_bowl_stays(tmp_path: Path) -> None:
