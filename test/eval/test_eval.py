@@ -5,6 +5,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -203,6 +204,21 @@ def test_an_episode_whose_environment_misbehaves_is_an_error_and_the_rest_goes_o
     bad = episodes(found)["go left", 1]
     assert said in bad["failure_detail"]
     assert "success" not in bad["metrics"]
+
+
+@needs_vla_eval
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("-b", "wrong=raise@left/0/1"), "each of 1 ended in an error, or had no command; the first: .*broke"),
+        (("--live", "20", "--delay-ms", "1000", "--max-steps", "5"), "each of 1 ended in an error, or had no command"),
+    ],
+)
+def test_an_evaluation_that_judged_nothing_fails(words: tuple[str, ...], said: str) -> None:
+    """Its status was that of a pass."""
+    done = command(*REACH, "--tasks", "0", "--episodes", "1", *words, "--json", "out.json", status=1)
+    assert re.search("no episode was judged: " + said, done.stdout)
+    assert json.loads(Path("out.json").read_text())["success_rate"] == 0.0
 
 
 @needs_vla_eval

@@ -35,7 +35,7 @@ from vla_ros_lab.eval.compare import compare_results
 from vla_ros_lab.eval.port import SIMULATED, WALL
 from vla_ros_lab.eval.progress import ProgressList
 from vla_ros_lab.eval.protocols import published_score
-from vla_ros_lab.eval.results import Log, Score, to_json
+from vla_ros_lab.eval.results import Log, Score, to_json, unjudged
 from vla_ros_lab.report import page
 
 _CONSOLE = Console(highlight=False)
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the episodes and write the outputs; returns 0 even if episodes fail, 1 if some were not run."""
+    """Run the episodes and write the outputs; returns 1 if some were not run or none was judged."""
     if arguments.compare:
         return compare_results(arguments.compare[0], arguments.compare[1], _CONSOLE)
     _check(arguments)
@@ -89,6 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
             if not arguments.shard:
                 scores = [progress.scores.get(score.key, score) for score in log.scores()]  # these have traces
                 _write(arguments, scores, settings, progress.config)
+        if not arguments.shard and (why := unjudged(log.scores())):
+            failed.append(why)
     for line in failed:
         _CONSOLE.print(f"[red]{escape(printable(line))}[/]", soft_wrap=True)
     return 1 if failed else 0

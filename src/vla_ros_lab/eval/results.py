@@ -140,6 +140,14 @@ def by_task(scores: Iterable[Score]) -> dict[str, list[Score]]:
     return found
 
 
+def unjudged(scores: Sequence[Score]) -> str:
+    """Return why the episodes say nothing of the policy, or "": each ended in an error or had no command."""
+    if any(score.success is not None and score.held < score.steps for score in scores):
+        return ""
+    first = next((f"; the first: {score.error}" for score in scores if score.error), "")
+    return f"no episode was judged: each of {len(scores)} ended in an error, or had no command{first}"
+
+
 def to_json(scores: Sequence[Score], name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the results in the layout of vla-eval 0.8.0 (``BenchmarkResult``), with further fields.
 
