@@ -211,7 +211,10 @@ def test_an_episode_whose_environment_misbehaves_is_an_error_and_the_rest_goes_o
     ("words", "said"),
     [
         (("-b", "wrong=raise@left/0/1"), "each of 1 ended in an error, or had no command; the first: .*broke"),
-        (("--live", "20", "--delay-ms", "1000", "--max-steps", "5"), "each of 1 ended in an error, or had no command"),
+        (
+            ("--live", "20", "--delay-ms", "1000", "--max-steps", "5"),
+            "each of 1 ended in an error, or had no command",
+        ),
     ],
 )
 def test_an_evaluation_that_judged_nothing_fails(words: tuple[str, ...], said: str) -> None:
