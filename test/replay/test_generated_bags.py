@@ -12,6 +12,7 @@ pytest.importorskip("rosbags")
 
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
+from mcap.reader import make_reader
 
 from fuzz import bags
 
@@ -38,6 +39,19 @@ def test_messages_order_and_pairing_are_those_of_the_rules(tmp_path_factory, pla
     folder = tmp_path_factory.mktemp("generated") / "bag"
     noted: list[str] = []
     assert bags.check(bags.Generated(folder, plan, random.Random(seed)), noted.append, Counter()) == []
+
+
+def test_a_chunk_whose_own_length_is_damaged_is_read_whole(tmp_path):
+    """The index has its length, too: the library mcap read a message more."""
+    plan = bags.Plan("mcap zstd", "regular", "one file", "in order", "none", "right", duplicates=False)
+    bag = bags.Generated(tmp_path / "bag", plan, random.Random(3))
+    with bag.paths[0].open("rb") as file:
+        index = make_reader(file).get_summary().chunk_indexes[0]
+    data = bytearray(bag.paths[0].read_bytes())
+    at = index.chunk_start_offset + 1
+    data[at : at + 8] = (index.chunk_length // 2).to_bytes(8, "little")
+    bag.paths[0].write_bytes(data)
+    assert bags.check(bag, list[str]().append, Counter()) == []
 
 
 def test_the_rules_would_notice_a_wrong_order(tmp_path):

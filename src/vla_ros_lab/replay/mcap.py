@@ -233,8 +233,8 @@ class McapFile:
         found: list[_Message] = []
         try:
             for opcode, begin, end in self._walk(piece.offset, piece.stop):
-                if opcode == Opcode.CHUNK:
-                    return self._chunk(begin, end, expansion)
+                if opcode == Opcode.CHUNK:  # whose own length may be damaged, where the index has it
+                    return self._chunk(begin, piece.stop, expansion)
                 if opcode != Opcode.MESSAGE:
                     raise BagError("another record")
                 found.append(_message(memoryview(self._read(begin, end)), begin))
