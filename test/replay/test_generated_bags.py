@@ -41,15 +41,19 @@ def test_messages_order_and_pairing_are_those_of_the_rules(tmp_path_factory, pla
     assert bags.check(bags.Generated(folder, plan, random.Random(seed)), noted.append, Counter()) == []
 
 
-def test_a_chunk_whose_own_length_is_damaged_is_read_whole(tmp_path):
-    """The index has its length, too: the library mcap read a message more."""
-    plan = bags.Plan("mcap zstd", "regular", "one file", "in order", "none", "right", duplicates=False)
+@pytest.mark.parametrize("storage", ["mcap", "mcap zstd"])
+@pytest.mark.parametrize("of_records", [False, True])
+def test_a_chunk_of_which_one_length_is_damaged_is_read_whole(tmp_path, storage, of_records):
+    """Others have it, too: the index the chunk's, the chunk its records'. The library mcap read more messages."""
+    plan = bags.Plan(storage, "regular", "one file", "in order", "none", "right", duplicates=False)
     bag = bags.Generated(tmp_path / "bag", plan, random.Random(3))
     with bag.paths[0].open("rb") as file:
         index = make_reader(file).get_summary().chunk_indexes[0]
-    data = bytearray(bag.paths[0].read_bytes())
-    at = index.chunk_start_offset + 1
-    data[at : at + 8] = (index.chunk_length // 2).to_bytes(8, "little")
+    data, at = bytearray(bag.paths[0].read_bytes()), index.chunk_start_offset + 1
+    if of_records:
+        at += index.chunk_length - 9 - index.compressed_size
+    wrong = 2 * index.compressed_size if of_records else index.chunk_length // 2
+    data[at : at + 8] = wrong.to_bytes(8, "little")
     bag.paths[0].write_bytes(data)
     assert bags.check(bag, list[str]().append, Counter()) == []
 

@@ -256,11 +256,12 @@ class McapFile:
             compression = str(content[_CHUNK.size : at], "utf-8")
             (length,) = struct.unpack_from("<Q", content, at)
             data = content[at + 8 : at + 8 + length]
-            is_cut, first = len(data) < length, begin + at + 8
+            first = begin + at + 8
             if compression:
                 if expansion.spend(size):
                     return []
                 data = memoryview(decompress(data, compression, size))
+            is_cut = len(data) < min(length, size)  # of which one may be damaged
             if verify and checksum and not is_cut and checksum != (actual := zlib.crc32(data)):
                 raise BagError(f"its checksum is {actual:#x}, expected {checksum:#x}")
             for opcode, at, record in _records_in(data):
