@@ -63,9 +63,14 @@ class Command:
         return positions
 
     @property
+    def is_velocity(self) -> bool:
+        """True if it is a twist or joint velocities, which stay in force until another command arrives."""
+        return self.twist is not None or self.velocities is not None
+
+    @property
     def moves_on(self) -> bool:
         """True if the command moves the arm until another one arrives."""
-        return not self.hold and (self.twist is not None or self.velocities is not None)
+        return self.is_velocity and not self.hold
 
     def stopped(self) -> "Command":
         """Return this command with zero velocity."""
@@ -102,6 +107,22 @@ class Commanded:
             self.sent = made.arm_positions
             self.velocity = np.zeros(len(made.velocity)) if gave_way else made.velocity
         return made
+
+
+class StandingVelocities:
+    """Velocities that move an arm, from the command that says so until another one or their end."""
+
+    def __init__(self) -> None:
+        self._ends: Mapping[str, tuple[Command, float]] = {}  # of each arm, by its name; steady clock, s
+
+    def send(self, sent: Mapping[str, Command], expires: float) -> None:
+        """Remember when the velocities expire that were ``sent`` to these arms."""
+        others = {arm: each for arm, each in self._ends.items() if arm not in sent}
+        self._ends = others | {arm: (each, expires) for arm, each in sent.items() if each.moves_on}
+
+    def expired(self, now: float) -> list[Command]:
+        """Return the commands that no other one followed in time."""
+        return [command for command, expires in self._ends.values() if now >= expires]
 
 
 def lifetime(config: Config) -> float:
