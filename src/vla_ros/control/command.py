@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.config import VELOCITY_OUTPUTS, Config
+from vla_ros.config import VELOCITY_OUTPUTS, Config, LiveConfig
 from vla_ros.config.control import ENVIRONMENT
+from vla_ros.control.clock import Clock
 from vla_ros.control.reasons import Refused
 from vla_ros.errors import ConfigError
 from vla_ros.types import FloatArray
@@ -112,17 +113,20 @@ class Commanded:
 class StandingVelocities:
     """Velocities that move an arm, from the command that says so until another one or their end."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock, options: LiveConfig) -> None:
+        self._clock, self._options = clock, options
         self._ends: Mapping[str, tuple[Command, float]] = {}  # of each arm, by its name; steady clock, s
 
-    def send(self, sent: Mapping[str, Command], expires: float) -> None:
+    def send(self, sent: Mapping[str, Command]) -> None:
         """Remember when the velocities expire that were ``sent`` to these arms."""
+        expires = self._clock.steady() + lifetime(self._options.current)
         others = {arm: each for arm, each in self._ends.items() if arm not in sent}
         self._ends = others | {arm: (each, expires) for arm, each in sent.items() if each.moves_on}
 
-    def expired(self, now: float) -> list[Command]:
-        """Return the commands that no other one followed in time."""
-        return [command for command, expires in self._ends.values() if now >= expires]
+    def expired(self) -> list[Command]:
+        """Return zeros for the arms whose velocity no other command followed in time."""
+        now = self._clock.steady()
+        return [command.stopped() for command, expires in self._ends.values() if now >= expires]
 
 
 def lifetime(config: Config) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from vla_ros.config import Config
-from vla_ros.control.command import Command, StandingVelocities, lifetime
+from vla_ros.control.command import Command, StandingVelocities
 from vla_ros.control.reasons import Reason
 from vla_ros.errors import WriteError
 from vla_ros.execution.context import Context
@@ -60,7 +60,7 @@ class Outputs:
             context, wiring, lambda error: self.write_failed(error)
         )
         self.gids: Mapping[str, bytes] = self._drivers.gids
-        self._standing = StandingVelocities()
+        self._standing = StandingVelocities(context.clock, context.options)
         self.sent: Mapping[str, Command] = {}  # the last command of each arm, by its name
 
     @property
@@ -110,8 +110,7 @@ class Outputs:
             finally:
                 self.sent = {**self.sent, **sent}
                 if self._guard is None:
-                    now, lasts = self._context.clock.steady(), lifetime(self._context.options.current)
-                    self._standing.send(sent, now + lasts)
+                    self._standing.send(sent)
 
         return send
 
@@ -123,5 +122,4 @@ class Outputs:
         """
         if not isinstance(self._drivers, Drivers):
             return []
-        ended = self._standing.expired(self._context.clock.steady())
-        return [self._drivers.split(command)[0].stopped() for command in ended]
+        return [self._drivers.split(command)[0] for command in self._standing.expired()]

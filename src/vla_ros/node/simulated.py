@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from vla_ros.config import Config, LiveConfig
 from vla_ros.contract.binding import with_rate
 from vla_ros.control.clock import Clock
-from vla_ros.control.command import Command, StandingVelocities, lifetime
+from vla_ros.control.command import Command, StandingVelocities
 from vla_ros.control.inputs import Inputs
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.safety import Safety
@@ -60,8 +60,8 @@ class SimulatedNode:
         self.mailboxes = [self.mailbox_type(clock) for _ in config.camera.topics]
         self.cameras = FrameReceiver(context, self.mailboxes, pipeline.observer, pipeline.binding.used)
         self.states = StateReceiver(context, pipeline.controller)
-        self._driver, self._standing = driver, StandingVelocities()
-        self.gate = self.gate_type(context, self._prepare, pipeline.controller, self._expired)
+        self._driver, self._standing = driver, StandingVelocities(clock, self.options)
+        self.gate = self.gate_type(context, self._prepare, pipeline.controller, self._standing.expired)
         self.person: PersonSource | None = None
         person_loop = None
         if config.takeover.input != "none":
@@ -72,10 +72,6 @@ class SimulatedNode:
     def _prepare(self, commands: Sequence[Command]) -> Callable[[], None]:
         def write() -> None:
             self._driver(commands)
-            sent = {command.arm: command for command in commands}
-            self._standing.send(sent, self.clock.steady() + lifetime(self.options.current))
+            self._standing.send({command.arm: command for command in commands})
 
         return write
-
-    def _expired(self) -> list[Command]:
-        return [command.stopped() for command in self._standing.expired(self.clock.steady())]
