@@ -114,8 +114,9 @@ class CommandGate:
             self._interruptions = self._safety.interruptions
             holds, _ = self.controller.hold(self._context.inputs.fresh_joints(math.inf))
             if velocities := [command for command in holds if command.is_velocity]:
-                with self.sending():
-                    self.prepare(velocities)()
+                with self.sending() as may_move:
+                    if not may_move:
+                        self.prepare(velocities)()
         self.end_expired_velocities()
 
     def end_expired_velocities(self) -> None:
