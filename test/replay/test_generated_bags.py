@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -55,6 +56,18 @@ def test_a_chunk_of_which_one_length_is_damaged_is_read_whole(tmp_path, storage,
     wrong = 2 * index.compressed_size if of_records else index.chunk_length // 2
     data[at : at + 8] = wrong.to_bytes(8, "little")
     bag.paths[0].write_bytes(data)
+    assert bags.check(bag, list[str]().append, Counter()) == []
+
+
+@pytest.mark.parametrize("lost", [1, 3, 4])
+def test_a_message_whose_last_bytes_were_lost_is_not_read(tmp_path, lost):
+    """Zeros follow, so that its record looks whole: an image with a black last pixel was read."""
+    plan = bags.Plan("mcap without chunks", "regular", "one file", "in order", "none", "right", duplicates=False)
+    bag = bags.Generated(tmp_path / "bag", plan, random.Random(3))
+    bag.plan = replace(plan, damage="zeros at the end")
+    whole, (path,) = [data for _, topic, data in bag.written if topic == bags.CAMERA][-1], bag.paths
+    content = path.read_bytes()
+    path.write_bytes(content[: content.index(whole) + len(whole) - lost] + bytes(1_000_000))
     assert bags.check(bag, list[str]().append, Counter()) == []
 
 
