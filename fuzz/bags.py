@@ -298,14 +298,13 @@ def check(bag: Generated, say: Callable[[str], None], compared: Counter[str]) ->
     with Bag(bag.folder) as opened:
         records = [(one.time, one.topic, bytes(one.data)) for one in opened.records(list(opened.topics))]
         losses = opened.losses
-    unknown = any(one[2] not in bag.meanings for one in records)
-    if bag.plan.storage == "sqlite3" and unknown:
+    problems = [f"read: {text}" for text in _check_messages(bag, records, losses)]
+    if any(one[2] not in bag.meanings for one in records):
+        if bag.plan.storage != "sqlite3":
+            return problems
         say("SQLite has no checksums: messages at the end of a cut file have zeros")
         return []
     compared["messages"] += len(records)
-    problems = [f"read: {text}" for text in _check_messages(bag, records, losses)]
-    if unknown:
-        return problems
     problems += [f"mcap: {text}" for text in _check_mcap(bag, records, say)]
     problems += [f"rosbags: {text}" for text in _check_rosbags(bag, records, say)]
     problems += [f"replay: {text}" for text in _check_replay(bag, records, say, compared)]
