@@ -336,7 +336,7 @@ class Study:
                 labels = dict.fromkeys(one.label(count) for one in self.adaptations if one.place == place)
                 names |= {label: (PLAIN, f"{place}, {label}") for label in labels}
                 for what, (kind, name) in names.items():
-                    outcomes = _compared(plain[place], self._outcomes(kind, shift, name))
+                    outcomes = compared(plain[place], self._outcomes(kind, shift, name))
                     found.append({"shift": shift, "place": place, "with": what, **outcomes})
         return [row for row in found if row["pairs"]]
 
@@ -399,12 +399,14 @@ class LiberoStudy(Study):
         )
 
 
-def _compared(plain: Outcomes, other: Outcomes) -> dict[str, Any]:
+def compared(plain: Outcomes, other: Outcomes) -> dict[str, Any]:
+    """Return the successes of both on the scenes that both have, with their intervals, and the difference."""
     both = plain.keys() & other.keys()
     lost, gained = (sum(a[key] and not b[key] for key in both) for a, b in ((plain, other), (other, plain)))
     found: dict[str, Any] = {}
     for kind, one in ((PLAIN, plain), ("other", other)):
-        found |= {kind: [sum(one.values()), len(one)], f"{kind}_interval": wilson(sum(one.values()), len(one))}
+        won = sum(one[key] for key in both)
+        found |= {kind: [won, len(both)], f"{kind}_interval": wilson(won, len(both))}
     difference = (gained - lost) / len(both) if both else None
     return found | {"pairs": len(both), "difference": difference, "interval": paired(lost, gained, len(both))}
 
@@ -419,10 +421,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         cells = [str(row["shift"]), str(row["place"]), str(row["with"])]
         for kind in (PLAIN, "other"):
             (won, count), (low, high) = row[kind], row[f"{kind}_interval"]
-            cells.append(f"{won} of {count} ({100 * low:.0f} to {100 * high:.0f} %)" if count else "")
+            cells.append(f"{won} of {count} ({100 * low:.0f} to {100 * high:.0f} %)")
         low, high = row["interval"]
-        middle = row["difference"]
-        cells.append("" if middle is None else f"{100 * middle:+.1f} ({100 * low:+.0f} to {100 * high:+.0f})")
+        cells.append(f"{100 * row['difference']:+.1f} ({100 * low:+.0f} to {100 * high:+.0f})")
         lines.append(f"| {' | '.join([*cells, str(row['pairs'])])} |")
     return "\n".join(lines) + "\n"
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from vla_ros.config.checkpoints import DISTILLED_FILES, SHIPPED, WEIGHT_FILES, folder_of, no_folder
+from vla_ros.config.checkpoints import DISTILLED_FILES, WEIGHT_FILES, folder_of, no_folder
 from vla_ros.errors import CheckpointError, lfs_pointer
 from vla_ros.files import check_regular, read_json_value
 
@@ -79,9 +79,7 @@ def checkpoint_folder(text: str) -> Path:
     """Return the folder that ``policy.checkpoint`` names, or a shipped one; raises CheckpointError if missing."""
     if not text:
         raise CheckpointError("policy.checkpoint: not set; name the checkpoint's folder (with its config.json)")
-    if text in SHIPPED:
-        return folder_of(text)
-    folder = Path(text).expanduser()
+    folder = folder_of(text)
     if not folder.is_dir():
         raise CheckpointError(no_folder(folder))
     return folder

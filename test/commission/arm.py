@@ -74,8 +74,9 @@ class Arm:
             _, self.goal, self.finger_goal = self.queue.popleft()
             self.started = True
         if faults.velocity or faults.twist:
-            going = self.started and not (faults.ends and now - self.heard > faults.ends)
-            step = (self.goal if going else np.zeros(self.count)) * TICK
+            if faults.ends and now - self.heard > faults.ends:
+                self.goal = np.zeros(self.count)  # until the next command takes effect
+            step = (self.goal if self.started else np.zeros(self.count)) * TICK
         else:
             error = self.goal - self.at
             if self.started:

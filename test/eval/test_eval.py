@@ -5,6 +5,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -29,7 +30,7 @@ from vla_ros.config.loading import parse_assignment
 from vla_ros.contract.spec import ImageFeature, PolicySpec, StateFeature
 from vla_ros.control.command import Command
 from vla_ros.errors import ConfigError
-from vla_ros_lab.eval.cli import add_arguments, scored_digest
+from vla_ros_lab.eval.cli import add_arguments, scored_digest, settings_of
 from vla_ros_lab.eval.environment import BenchmarkEnvironment, Case
 from vla_ros_lab.eval.process import BenchmarkError, BenchmarkProcess
 from vla_ros_lab.eval.results import Log
@@ -206,6 +207,24 @@ def test_an_episode_whose_environment_misbehaves_is_an_error_and_the_rest_goes_o
 
 
 @needs_vla_eval
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("-b", "wrong=raise@left/0/1"), "each of 1 ended in an error, or had no command; the first: .*broke"),
+        (
+            ("--live", "20", "--delay-ms", "1000", "--max-steps", "5"),
+            "each of 1 ended in an error, or had no command",
+        ),
+    ],
+)
+def test_an_evaluation_that_judged_nothing_fails(words: tuple[str, ...], said: str) -> None:
+    """Its status was that of a pass."""
+    done = command(*REACH, "--tasks", "0", "--episodes", "1", *words, "--json", "out.json", status=1)
+    assert re.search("no episode was judged: " + said, done.stdout)
+    assert json.loads(Path("out.json").read_text())["success_rate"] == 0.0
+
+
+@needs_vla_eval
 def test_points_of_a_benchmark_reach_the_policy_aligned_to_its_image() -> None:
     """It takes the goal from the point of the goal's pixel; its camera's name is not the policy's."""
     keys = ("camera.keys:=[image, points]", "camera.topics:=[/top/image, /where/image]", "policy.points:=true")
@@ -367,6 +386,39 @@ def test_resume_accepts_another_port_of_the_same_policy_server(tmp_path) -> None
             resume(other, "policy.horizon:=8")
     with pytest.raises(ConfigError, match="was made with param = "):
         resume("policy.server:=ws://[::1]:8100/vla-eval", "policy.horizon:=9")
+
+
+def test_resume_knows_a_checkpoint_and_options_by_what_they_are_not_by_their_path(tmp_path: Path) -> None:
+    """A copy elsewhere did not resume, and other options at the same path did."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    checkpoint, options, benchmark = tmp_path / "a", tmp_path / "a.yaml", tmp_path / "bench.yaml"
+    shutil.copytree(folder_of("demo"), checkpoint)
+    benchmark.write_text("benchmarks: []")
+
+    def write(file: Path, rate: float, place: Path) -> None:
+        told = f"policy: {{checkpoint: '{place}'}}, control: {{rate_hz: {rate}}}"
+        file.write_text(f"/**: {{ros__parameters: {{{told}}}}}")
+
+    def resume(*words: Path | str, of: Path = benchmark) -> Log:
+        return Log(tmp_path / "log", settings_of(parser.parse_args([str(of), *map(str, words)])), resume=True)
+
+    write(options, 10.0, checkpoint)
+    resume("--config", options)
+    elsewhere = [tmp_path / name for name in ("b", "b.yaml", "other.yaml")]
+    shutil.copytree(checkpoint, elsewhere[0])
+    write(elsewhere[1], 10.0, elsewhere[0])
+    elsewhere[2].write_text("benchmarks: []")
+    resume("--config", elsewhere[1], of=elsewhere[2])
+    resume("--config", elsewhere[1], "-p", f"policy.checkpoint:={checkpoint}")
+    write(options, 5.0, checkpoint)
+    benchmark.write_text("benchmarks: [other]")
+    for words, of in ((("--config", options), elsewhere[2]), (("--config", elsewhere[1]), benchmark)):
+        with pytest.raises(ConfigError, match="was made with options = "):
+            resume(*words, of=of)
+    (elsewhere[0] / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="was made with weights = "):
+        resume("--config", elsewhere[1], of=elsewhere[2])
 
 
 @needs_vla_eval

@@ -18,11 +18,11 @@ LATE = 0.15  # s for a message on its way, on a machine with other work
 
 
 def listen(robot: Any, kind: str, topic: str) -> tuple[list[tuple[float, Any]], Any]:
-    """What comes on a topic and when (steady clock), and the subscription."""
+    """What comes on a topic and when (steady clock), all of it, and the subscription."""
     heard: list[tuple[float, Any]] = []
     graph = robot.graph
     end = robot.node.create_subscription(
-        graph.message(kind), topic, lambda message: heard.append((time.monotonic(), message)), graph.qos("command")
+        graph.message(kind), topic, lambda message: heard.append((time.monotonic(), message)), graph.qos("request")
     )
     return heard, end
 

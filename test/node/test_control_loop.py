@@ -346,6 +346,34 @@ def test_a_velocity_expires_after_its_timeout_or_two_periods(
     assert live.context.safety.counters["velocity_expired"] == 1
 
 
+@pytest.mark.parametrize(
+    ("output", "urdf"), [("joint_velocity", "demo"), ("twist_stamped", "demo"), ("twist_stamped", "")]
+)
+def test_on_a_simulated_clock_too_a_velocity_expires_and_ends_at_a_hold(output: str, urdf: str) -> None:
+    """The simulated arm moved on with it for ever."""
+    live = LiveLoop(robot__urdf=urdf, control__output=output)
+
+    def speed() -> float:
+        command = live.sent[-1][1]
+        values = [*(command.velocities or {}).values(), *np.ravel(command.twist or ())]
+        return max(map(abs, values))
+
+    live.camera()
+    live.loop.run_once()
+    assert speed() > 0
+    live.run(0.19)  # of two periods
+    assert speed() > 0
+    live.run(0.15)
+    assert speed() == 0
+    assert (len(live.sent), live.safety.counters["velocity_expired"]) == (2, 1)
+    live.camera()
+    live.loop.run_once()
+    assert speed() > 0
+    live.safety.hold(Reason.DRIVER_MISSING, "by the test")
+    live.gate.supervise()
+    assert (len(live.sent), speed()) == (4, 0)
+
+
 def test_joint_states_that_cannot_be_read_are_named_beside_a_hold_that_cannot_be_sent(caplog) -> None:
     live = LiveLoop()
     gate = gate_of(live, Wires())

@@ -13,6 +13,7 @@ import pytest
 
 from vla_ros.cli.main import main
 from vla_ros.contract.spec import ImageFeature, PolicySpec
+from vla_ros.kinematics.urdf import resolve
 from vla_ros.policies.hold import HoldPolicy
 from vla_ros_lab.replay.bag import Bag
 
@@ -145,6 +146,18 @@ def test_a_policy_that_answers_no_frame_fails(write_bag, recording, capsys):
     bag = write_bag("bag", [item for item in recording if item[1] != "/vla_policy/instruction"])
     assert replay(bag) == 1
     assert "The policy answered no frame." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("speed", ["max", "20"])
+def test_a_recording_of_another_arm_fails(jpeg_bag, tmp_path, capsys, speed):
+    """Each command was refused, and the status was that of a pass."""
+    urdf = tmp_path / "other.urdf"
+    urdf.write_text(resolve("demo").read_text().replace("joint_", "axis_"))
+    robot = ("-p", f"robot.urdf:={urdf}", "-p", "robot.tip_frame:=tool")
+    assert replay(jpeg_bag, "--speed", speed, *robot) == 1
+    shown = capsys.readouterr().out
+    assert "BAD: Every command was refused." in shown
+    assert "commands were refused: joint_state" in shown
 
 
 def test_a_swallowed_interrupt_still_ends_the_run(jpeg_bag, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ Pins: wrong pairing of frames and actions, memory of past episodes, frames answe
 the queue grow, resuming that counts frames twice or not at all, images that differ from the live ones.
 """
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -20,9 +21,11 @@ from vla_ros.policies.hold import HoldPolicy
 from vla_ros.types import ActionChunk
 from vla_ros_lab.replay import samples
 from vla_ros_lab.replay.bag import Bag
+from vla_ros_lab.replay.evaluate import BagJob
 from vla_ros_lab.replay.play import ReplayOptions
 from vla_ros_lab.replay.report import WorstFrame, images_of
 from vla_ros_lab.replay.result import make_result
+from vla_ros_lab.replay.series import Table, TopicSeries
 from vla_ros_lab.replay.storage import BagError
 
 FAST = 0.01  # a machine on which nothing takes long, however busy the one that runs the tests is
@@ -31,6 +34,28 @@ FAST = 0.01  # a machine on which nothing takes long, however busy the one that 
 def summary(outcome, config, options=None):
     result = make_result([outcome], config, options or ReplayOptions())
     return result.figures, result.verdict
+
+
+def test_the_joint_state_nearest_to_a_stamp_may_have_come_late():
+    """It was searched for as if stamps came in order."""
+    times, stamps = np.arange(5), np.array([10, 50, 20, 30, 40])
+    found = TopicSeries((Table(("joint_1",), times, stamps, stamps[:, None].astype(float)),))
+    assert [found.nearest_stamp(49, now, 5).stamp for now in range(1, 5)] == [50] * 4
+    assert found.nearest_stamp(49, 0, 5) is None
+    assert found.nearest_stamp(26, 4, 5).stamp == 30
+
+
+def test_another_checkpoint_at_the_same_path_resumes_no_partial_results(tmp_path):
+    (tmp_path / "bag").touch()
+    weights = tmp_path / "model" / "lora_adapter" / "adapter_model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"old")
+    config = build({"policy.name": "openvla", "policy.checkpoint": str(tmp_path / "model")})
+    job = BagJob(tmp_path / "bag", config, ReplayOptions(), tmp_path / "partial")
+    before = job.partial_file()
+    assert job.partial_file() == before
+    os.utime(weights, ns=(1, 1))
+    assert job.partial_file() != before
 
 
 def test_a_policy_that_knows_the_answer_is_good(play, write_bag, recording, brightness_policy, replay_config):

@@ -45,7 +45,7 @@ from vla_ros.types import ActionChunk
 from vla_ros.vision.decode import decode_compressed
 from vla_ros.vision.depth import decode_depth
 from vla_ros.vision.messages import encode_image, encode_points, image_stamp, with_stamp
-from vla_ros_lab.training.episodes import EpisodeSamples, ReadOptions
+from vla_ros_lab.training.episodes import DataError, EpisodeSamples, ReadOptions
 from vla_ros_lab.training.reading import open_samples
 
 SHARED = Path(__file__).parents[3] / "shared" / "golden" / "finetune"
@@ -403,6 +403,14 @@ def test_depth_becomes_the_points_that_the_node_computes(write_bag: Callable[...
         seen = np.dstack((pixels / 20, np.ones((32, 32)))) * depth[..., None]
         np.testing.assert_allclose(observation.points["wrist"], seen @ tip.rotation.T + tip.position, atol=1e-4)
         assert np.isnan(observation.points["wrist"][0, 0]).all()
+
+
+@pytest.mark.parametrize("kind", ["points", "depth"])
+def test_points_and_depth_are_refused_of_a_data_set(export: Callable[..., Path], kind: str) -> None:
+    """Training began, and advised after a while to bind them with camera.topics, which a data set has not."""
+    policy = Plain(**{kind: (("front", "wrist"),)})
+    with pytest.raises(DataError, match=r"takes points or depth \('wrist' of 'front'\).*train on the bags"):
+        read(export(PARTS, PARTS), policy)
 
 
 def test_binary_grippers_are_open_or_closed(bag: Path) -> None:

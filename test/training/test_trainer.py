@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shutil
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -298,6 +299,11 @@ def test_another_run_does_not_resume(tmp_path):
         with pytest.raises(ConfigError, match=f"holds another run: {found}"):
             again(*words, **changes)
     again("--workers", "0", "--device", "cpu", "--save-every", "7")
+    copied = shutil.copytree(job().folder, tmp_path / "copy")
+    again(folder=copied)
+    (copied / "preprocessor_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="holds another run: weights differ"):
+        again(folder=copied)
     refused = job(), arguments("--output", str(tmp_path / "new"), "--adapter", "full", "--rank", "8")
     with pytest.raises(ConfigError, match="--rank"):
         finetune(*refused, lambda line: None)

@@ -128,7 +128,9 @@ def checkpoint_options_of(name: str) -> Any:
 
 
 def folder_of(name: str) -> Path:
-    """Return the folder of a checkpoint in :data:`SHIPPED`; it was trained on the simulated table."""
+    """Return a checkpoint's folder; those in :data:`SHIPPED` were trained on the simulated table."""
+    if name not in SHIPPED:
+        return Path(name).expanduser()
     package = find_spec(module_of(SHIPPED[name]))
     return Path(str(package and package.origin)).resolve().with_name("demo_checkpoint")
 
@@ -148,7 +150,7 @@ def base_folder(folder: Path, base: str | Path = "") -> Path | None:
     nothing says whether weights beside an adapter are merged.
     """
     if base:
-        chosen = folder_of(str(base)) if str(base) in SHIPPED else Path(base).expanduser()
+        chosen = folder_of(str(base))
         if not chosen.is_dir():
             raise CheckpointError(
                 f"policy.base: {chosen} is no folder; name the folder of the adapter's base model"

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from vla_ros.config import VELOCITY_OUTPUTS, Config
+from vla_ros.config import VELOCITY_OUTPUTS, Config, LiveConfig
 from vla_ros.config.control import ENVIRONMENT
+from vla_ros.control.clock import Clock
 from vla_ros.control.reasons import Refused
 from vla_ros.errors import ConfigError
 from vla_ros.types import FloatArray
@@ -63,9 +64,14 @@ class Command:
         return positions
 
     @property
+    def is_velocity(self) -> bool:
+        """True if it is a twist or joint velocities, which stay in force until another command arrives."""
+        return self.twist is not None or self.velocities is not None
+
+    @property
     def moves_on(self) -> bool:
         """True if the command moves the arm until another one arrives."""
-        return not self.hold and (self.twist is not None or self.velocities is not None)
+        return self.is_velocity and not self.hold
 
     def stopped(self) -> "Command":
         """Return this command with zero velocity."""
@@ -102,6 +108,25 @@ class Commanded:
             self.sent = made.arm_positions
             self.velocity = np.zeros(len(made.velocity)) if gave_way else made.velocity
         return made
+
+
+class StandingVelocities:
+    """Velocities that move an arm, from the command that says so until another one or their end."""
+
+    def __init__(self, clock: Clock, options: LiveConfig) -> None:
+        self._clock, self._options = clock, options
+        self._ends: Mapping[str, tuple[Command, float]] = {}  # of each arm, by its name; steady clock, s
+
+    def send(self, sent: Mapping[str, Command]) -> None:
+        """Remember when the velocities expire that were ``sent`` to these arms."""
+        expires = self._clock.steady() + lifetime(self._options.current)
+        others = {arm: each for arm, each in self._ends.items() if arm not in sent}
+        self._ends = others | {arm: (each, expires) for arm, each in sent.items() if each.moves_on}
+
+    def expired(self) -> list[Command]:
+        """Return zeros for the arms whose velocity no other command followed in time."""
+        now = self._clock.steady()
+        return [command.stopped() for command, expires in self._ends.values() if now >= expires]
 
 
 def lifetime(config: Config) -> float:

@@ -30,7 +30,8 @@ class Snapshot:
     arms: Mapping[str, JointState] = field(default_factory=lambda: MappingProxyType({}))
 
 
-_REMEMBERED = 1024  # joint states; one second at 1 kHz, the rate of the fastest drivers
+REMEMBERED = 1024
+"""Joint states of an arm that are kept: one second at 1 kHz, the rate of the fastest drivers."""
 
 
 class Inputs:
@@ -40,7 +41,7 @@ class Inputs:
         self._clock = clock
         self._lock = threading.Lock()
         # By arm: joint states, and when the newest one arrived (steady clock) and was published (Suspension).
-        self._history: dict[str, deque[JointState]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
+        self._history: dict[str, deque[JointState]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
         self._joints_seen: dict[str, float] = {}
         self._published: dict[str, float] = {}
         self.snapshot = Snapshot(instruction=instruction.strip())

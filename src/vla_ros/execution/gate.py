@@ -29,8 +29,9 @@ _FAILURES, _WITHIN = 3, 10.0  # so many writes that failed within so many second
 class CommandGate:
     """Lets commands through while :class:`Safety` and the watchdog allow motion. Thread-safe.
 
-    This class serves a simulated driver, which is always present, and holds by itself. ``prepare`` builds the
-    messages of all arms' commands and returns a function that writes them.
+    This class serves a simulated driver, which is always present, and holds a position by itself; it also ends
+    velocities. ``prepare`` builds the messages of all arms' commands and returns a function that writes them,
+    ``expired`` returns zeros for the arms whose velocities have expired.
     """
 
     def __init__(
@@ -38,9 +39,10 @@ class CommandGate:
         context: Context,
         prepare: Callable[[Sequence[Command]], Callable[[], None]],
         controller: RobotController,
+        expired: Callable[[], Sequence[Command]],
     ) -> None:
         self._context, self._safety = context, context.safety
-        self.prepare = prepare
+        self.prepare, self._expired = prepare, expired
         self.controller = controller  # makes the hold commands
         self._failures: deque[float] = deque(maxlen=_FAILURES)  # when writes failed; steady clock, s
         self._interruptions = self._safety.interruptions  # count at the last hold
@@ -110,7 +112,27 @@ class CommandGate:
         self._safety.follow(self._context.watchdog.active(now))
         if self._safety.interruptions != self._interruptions:
             self._interruptions = self._safety.interruptions
-            self.controller.hold(self._context.inputs.fresh_joints(math.inf))
+            holds, _ = self.controller.hold(self._context.inputs.fresh_joints(math.inf))
+            if velocities := [command for command in holds if command.is_velocity]:
+                with self.sending() as may_move:
+                    if not may_move:
+                        self.prepare(velocities)()
+        self.end_expired_velocities()
+
+    def end_expired_velocities(self) -> None:
+        """Send zeros if no command followed within ``timeouts.velocity`` (:meth:`Outputs.expired`)."""
+        if not self._expired():
+            return
+        with self.sending():  # a command sent meanwhile has replaced its velocity
+            expired = self._expired()
+            write = self.prepare(expired)
+            try:
+                write()
+            except VlaRosError as error:
+                self.write_failed(error)
+        if expired:
+            seconds = lifetime(self._context.options.current)
+            self._safety.react(Reason.VELOCITY_EXPIRED, f"no new velocity for {seconds:.3g} s")
 
     def _hold_if_suspended(self) -> bool:
         """Hold while nothing may move after a suspension of the process; return True then."""
@@ -143,7 +165,7 @@ class DriverGate(CommandGate):
         watch: GraphWatch,
         poll: Callable[[], None],
     ) -> None:
-        super().__init__(context, outputs.prepare, controller)
+        super().__init__(context, outputs.prepare, controller, outputs.expired)
         self._suspension = context.suspension
         self._outputs, self._watch, self._poll = outputs, watch, poll
         outputs.write_failed = self.write_failed
@@ -249,21 +271,6 @@ class DriverGate(CommandGate):
         self._due = self._due - ({command.arm for command in commands} | fresh.keys()) | failed
         for refused in refusals:
             self._log(f"no hold could be sent{' yet' if self._due else ''}: {refused.detail}")
-
-    def end_expired_velocities(self) -> None:
-        """Send zeros if no command followed within ``timeouts.velocity`` (:meth:`Outputs.expired`)."""
-        if not self._outputs.expired():
-            return
-        with self.sending():  # a command sent meanwhile has replaced its velocity
-            expired = self._outputs.expired()
-            write = self.prepare(expired)
-            try:
-                write()
-            except VlaRosError as error:
-                self.write_failed(error)
-        if expired:
-            seconds = lifetime(self._context.options.current)
-            self._safety.react(Reason.VELOCITY_EXPIRED, f"no new velocity for {seconds:.3g} s")
 
     def _hold_if_suspended(self) -> bool:
         """Hold while nothing may move after a suspension of the process; return True then.

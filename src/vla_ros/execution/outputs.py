@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from vla_ros.config import Config
-from vla_ros.control.command import Command, lifetime
+from vla_ros.control.command import Command, StandingVelocities
 from vla_ros.control.reasons import Reason
 from vla_ros.errors import WriteError
 from vla_ros.execution.context import Context
@@ -60,8 +60,7 @@ class Outputs:
             context, wiring, lambda error: self.write_failed(error)
         )
         self.gids: Mapping[str, bytes] = self._drivers.gids
-        # Velocities that move an arm, by its name, and when they expire (steady clock, s).
-        self._standing: Mapping[str, tuple[Command, float]] = {}
+        self._standing = StandingVelocities(context.clock, context.options)
         self.sent: Mapping[str, Command] = {}  # the last command of each arm, by its name
 
     @property
@@ -111,15 +110,9 @@ class Outputs:
             finally:
                 self.sent = {**self.sent, **sent}
                 if self._guard is None:
-                    self._stand(sent)
+                    self._standing.send(sent)
 
         return send
-
-    def _stand(self, sent: Mapping[str, Command]) -> None:
-        """Remember when the velocities that were ``sent`` expire."""
-        expires = self._context.clock.steady() + lifetime(self._context.options.current)
-        others = {arm: each for arm, each in self._standing.items() if arm not in sent}
-        self._standing = others | {arm: (each, expires) for arm, each in sent.items() if each.moves_on}
 
     def expired(self) -> list[Command]:
         """Return zeros for the arms to which no command was sent for ``timeouts.velocity``.
@@ -129,6 +122,4 @@ class Outputs:
         """
         if not isinstance(self._drivers, Drivers):
             return []
-        now = self._context.clock.steady()
-        ended = [command for command, expires in self._standing.values() if now >= expires]
-        return [self._drivers.split(command)[0].stopped() for command in ended]
+        return [self._drivers.split(command)[0] for command in self._standing.expired()]

@@ -2,12 +2,11 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from vla_ros.config import Config, LiveConfig
 from vla_ros.contract.binding import with_rate
 from vla_ros.control.clock import Clock
-from vla_ros.control.command import Command
+from vla_ros.control.command import Command, StandingVelocities
 from vla_ros.control.inputs import Inputs
 from vla_ros.control.mailbox import Mailbox
 from vla_ros.control.safety import Safety
@@ -61,10 +60,18 @@ class SimulatedNode:
         self.mailboxes = [self.mailbox_type(clock) for _ in config.camera.topics]
         self.cameras = FrameReceiver(context, self.mailboxes, pipeline.observer, pipeline.binding.used)
         self.states = StateReceiver(context, pipeline.controller)
-        self.gate = self.gate_type(context, lambda commands: partial(driver, commands), pipeline.controller)
+        self._driver, self._standing = driver, StandingVelocities(clock, self.options)
+        self.gate = self.gate_type(context, self._prepare, pipeline.controller, self._standing.expired)
         self.person: PersonSource | None = None
         person_loop = None
         if config.takeover.input != "none":
             self.person = PersonSource(self.options, clock, pipeline.arms, pipeline.controller)
             person_loop = PersonLoop(context, self.person, pipeline.controller, self.gate)
         self.loop = ControlLoop(context, source, pipeline, self.mailboxes, self.gate, person_loop)
+
+    def _prepare(self, commands: Sequence[Command]) -> Callable[[], None]:
+        def write() -> None:
+            self._driver(commands)
+            self._standing.send({command.arm: command for command in commands})
+
+        return write

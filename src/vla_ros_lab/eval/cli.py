@@ -11,6 +11,7 @@ scores a checkpoint in three commands.
 """
 
 import argparse
+import hashlib
 import json
 import signal
 import tempfile
@@ -23,7 +24,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vla_ros.config import Config
-from vla_ros.config.checkpoints import SHIPPED, folder_of
+from vla_ros.config.checkpoints import folder_of
 from vla_ros.config.files import read_file
 from vla_ros.config.loading import parse_assignment
 from vla_ros.config.show import number
@@ -35,7 +36,7 @@ from vla_ros_lab.eval.compare import compare_results
 from vla_ros_lab.eval.port import SIMULATED, WALL
 from vla_ros_lab.eval.progress import ProgressList
 from vla_ros_lab.eval.protocols import published_score
-from vla_ros_lab.eval.results import Log, Score, to_json
+from vla_ros_lab.eval.results import CHECKPOINT, Log, Score, to_json, unjudged
 from vla_ros_lab.report import page
 
 _CONSOLE = Console(highlight=False)
@@ -69,15 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the episodes and write the outputs; returns 0 even if episodes fail, 1 if some were not run."""
+    """Run the episodes and write the outputs; returns 1 if some were not run or none was judged."""
     if arguments.compare:
         return compare_results(arguments.compare[0], arguments.compare[1], _CONSOLE)
     _check(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: environments are closed
     _CONSOLE.stderr = page.to_stdout(json=arguments.json, report=arguments.report)
-    settings = json.loads(json.dumps({name: getattr(arguments, name) for name in _SETTINGS}, default=str))
-    settings["mode"] = "sync" if arguments.live is None else f"live_{arguments.clock}"
-    settings["weights"] = scored_digest(arguments)
+    settings = settings_of(arguments)
     with tempfile.TemporaryDirectory(prefix="vla_ros_eval_") as folder:
         path = arguments.log or _log_of(arguments.json) or Path(folder) / "episodes.jsonl"
         log = Log(path, settings, resume=arguments.resume or bool(arguments.shard), alone=not arguments.shard)
@@ -89,9 +88,18 @@ def run(arguments: argparse.Namespace) -> int:
             if not arguments.shard:
                 scores = [progress.scores.get(score.key, score) for score in log.scores()]  # these have traces
                 _write(arguments, scores, settings, progress.config)
+        if not arguments.shard and (why := unjudged(log.scores())):
+            failed.append(why)
     for line in failed:
         _CONSOLE.print(f"[red]{escape(printable(line))}[/]", soft_wrap=True)
     return 1 if failed else 0
+
+
+def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what determines the scores, as JSON, with digests of the checkpoint and of the files of options."""
+    found = json.loads(json.dumps({name: getattr(arguments, name) for name in _SETTINGS}, default=str))
+    mode = "sync" if arguments.live is None else f"live_{arguments.clock}"
+    return {**found, "mode": mode, "weights": scored_digest(arguments), "options": _options_digest(arguments)}
 
 
 def scored_digest(arguments: argparse.Namespace) -> str:
@@ -102,7 +110,7 @@ def scored_digest(arguments: argparse.Namespace) -> str:
     given = {name: value for file in arguments.config for name, value in read_file(file).items()}
     given |= dict(map(parse_assignment, arguments.param))
     checkpoint = str(arguments.checkpoint or given.get("policy.checkpoint", ""))
-    folder = folder_of(checkpoint) if checkpoint in SHIPPED else Path(checkpoint).expanduser()
+    folder = folder_of(checkpoint)
     if given.get("policy.view"):
         folder = Path(given["policy.view"]).expanduser().parent
     if not checkpoint or not folder.is_dir():
@@ -110,6 +118,15 @@ def scored_digest(arguments: argparse.Namespace) -> str:
     from vla_ros_models.evidence import digest_of  # as late as torch
 
     return digest_of(folder)
+
+
+def _options_digest(arguments: argparse.Namespace) -> str:
+    """Return the digest of what the files of options, and of the benchmark, say of anything but the checkpoint."""
+    given = {name: value for file in arguments.config for name, value in read_file(file).items()}
+    benchmark = Path(arguments.benchmark)
+    said = benchmark.read_text(encoding="utf-8") if benchmark.is_file() else arguments.benchmark
+    kept = {name: value for name, value in given.items() if name not in CHECKPOINT}
+    return hashlib.sha256(json.dumps([kept, said], sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -42,7 +42,7 @@ from vla_ros_lab.eval.arguments import CONTROLS, Plan, add_arguments, mode_of, p
 from vla_ros_lab.eval.command import CommandProcess, private_graph
 from vla_ros_lab.eval.port import LOCKSTEP, SIMULATED, WALL, NodePort, PolicyFailedError, Port
 from vla_ros_lab.eval.progress import ProgressList
-from vla_ros_lab.eval.results import Score, motion_of, summary_of
+from vla_ros_lab.eval.results import Score, motion_of, summary_of, unjudged
 from vla_ros_lab.eval.runner import EpisodeRunner
 from vla_ros_lab.eval.scene import episode_options, make_table, rate_of
 from vla_ros_lab.report import charts, page
@@ -64,7 +64,7 @@ _Run = tuple[Sequence[Score], float, Mapping[str, Any]]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the episodes and write the outputs; returns 0 even if episodes fail."""
+    """Run the episodes and write the outputs; returns 1 if none was judged."""
     _CONSOLE.stderr = page.to_stdout(json=arguments.json, report=arguments.report)
     options = plan_demo(arguments)
     if not arguments.attach:
@@ -83,7 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
     for what, path in {"results": arguments.json, "report": arguments.report, "bag": arguments.record}.items():
         if path is not None:
             _CONSOLE.print(f"{what}: {path}", markup=False, soft_wrap=True)
-    return 0
+    if why := unjudged(scores):
+        _CONSOLE.print(f"[red]{escape(printable(why))}[/]", soft_wrap=True)
+    return 1 if why else 0
 
 
 def _on_a_graph(arguments: argparse.Namespace, options: Plan) -> _Run:

@@ -229,7 +229,8 @@ class NodePort(Port):
         """Keep commands until the environment takes them."""
         self.commands.extend(commands)
         first = self._config.arms[0].name
-        self.received.extend((self.time.steady(), command) for command in commands if command.arm == first)
+        moves = [command for command in commands if command.arm == first and not command.hold]
+        self.received.extend((self.time.steady(), command) for command in moves)
 
     def on_step(self, step: StepResult) -> None:
         before, self._changes = self._changes, sum(self._controller.counters.values())

@@ -17,6 +17,9 @@ from vla_ros.types import FloatArray, IntArray, UInt8Array
 from vla_ros_lab.eval.intervals import wilson
 
 _VERSION = "0.8.0"  # of vla-eval, whose result format is written
+_DIGESTS = {"checkpoint": "weights", "config": "options", "benchmark": "options"}  # of a setting that is a path
+CHECKPOINT = ("policy.checkpoint", "policy.view")
+"""Options that are paths of what is scored."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,14 @@ def by_task(scores: Iterable[Score]) -> dict[str, list[Score]]:
     return found
 
 
+def unjudged(scores: Sequence[Score]) -> str:
+    """Return why the episodes say nothing of the policy, or "": each ended in an error or had no command."""
+    if any(score.success is not None and score.held < score.steps for score in scores):
+        return ""
+    first = next((f"; the first: {score.error}" for score in scores if score.error), "")
+    return f"no episode was judged: each of {len(scores)} ended in an error, or had no command{first}"
+
+
 def to_json(scores: Sequence[Score], name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the results in the layout of vla-eval 0.8.0 (``BenchmarkResult``), with further fields.
 
@@ -213,10 +224,23 @@ def weights_of(path: Path) -> str:
     return str(config.get("weights") or "") if isinstance(config, dict) else ""
 
 
-def _without_port(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without the policy server's port: a server may be started again at another one."""
-    words = [re.sub(r"^(policy\.server:=.*):\d+(?=[/?]|$)", r"\1", word) for word in settings.get("param") or ()]
-    return {**settings, "param": words}
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the settings in both that differ; a log of an older release has fewer.
+
+    A digest counts where both have it, and not the path of what it is of. A policy server may be started again at
+    another port.
+    """
+    paths = {path for path, digest in _DIGESTS.items() if before.get(digest) and now.get(digest)}
+    hidden = CHECKPOINT if "checkpoint" in paths else ()
+
+    def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+        words = [
+            re.sub(r"^(policy\.server:=.*):\d+(?=[/?]|$)", r"\1", word) for word in settings.get("param") or ()
+        ]
+        return {**settings, "param": [word for word in words if word.split(":=")[0] not in hidden]}
+
+    then, after = plain(before), plain(now)
+    return sorted(name for name in (then.keys() & after.keys()) - paths if then[name] != after[name])
 
 
 class Log:
@@ -230,10 +254,8 @@ class Log:
         self.path, plain = path, dict(settings)
         if resume and path.exists():
             before = self._lines()[0]
-            now, then = _without_port(plain), _without_port(before)
-            different = [key for key in now.keys() | then.keys() if now.get(key) != then.get(key)]
-            if different:
-                key = min(different)
+            if different := _changed(before, plain):
+                key = different[0]
                 found = f"was made with {key} = {before.get(key)}, now {plain.get(key)}"
                 raise ConfigError(f"--resume {path}: {found}; use the same options, or another --json")
             if alone:  # a line that was half written when a process was killed

@@ -66,6 +66,7 @@ def _run(arguments: argparse.Namespace, check: Callable[[], None]) -> int:
     from vla_ros_lab.replay.result import exceeds, make_result, summary_lines, write_json
     from vla_ros_lab.replay.topics import parse_overrides
     from vla_ros_lab.replay.trials import explain
+    from vla_ros_lab.replay.verdict import moves_nothing
     from vla_ros_lab.report.page import to_stdout
 
     printed = to_stdout(json=arguments.json, report=arguments.report)
@@ -132,7 +133,7 @@ def _run(arguments: argparse.Namespace, check: Callable[[], None]) -> int:
         return 130
     if partial is not None:
         shutil.rmtree(partial, ignore_errors=True)
-    if not result.figures["frames"]["used"]:
+    if moves_nothing(result.figures):
         return 1
     return 3 if exceeds(result.figures, arguments.max_mae) else 0
 

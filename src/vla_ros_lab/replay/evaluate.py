@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from vla_ros.config import Config, build, flatten
+from vla_ros.config.checkpoints import folder_of
 from vla_ros.contract.spec import PolicySpec
 from vla_ros.errors import VlaRosError
 from vla_ros.execution.source import PolicySource
@@ -38,10 +39,12 @@ class BagJob:
     partial: Path | None = None
 
     def partial_file(self) -> Path | None:
-        """Return the file of partial results; its name depends on the bag and the configuration."""
+        """Return the file of partial results; its name depends on the bag, the checkpoint and the configuration."""
         if self.partial is None:
             return None
-        modified = self.path.stat().st_mtime_ns
+        named = (getattr(self.config.policy, name, "") for name in ("checkpoint", "view"))
+        files = [file for one in named if one for file in (folder_of(one), *sorted(folder_of(one).rglob("*")))]
+        modified = [file.stat().st_mtime_ns for file in (self.path, *filter(Path.is_file, files))]
         key = [str(self.path.resolve()), modified, flatten(self.config), asdict(self.options)]
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
         return self.partial / f"{self.path.name}-{digest}.npz"

@@ -233,8 +233,8 @@ class McapFile:
         found: list[_Message] = []
         try:
             for opcode, begin, end in self._walk(piece.offset, piece.stop):
-                if opcode == Opcode.CHUNK:
-                    return self._chunk(begin, end, expansion)
+                if opcode == Opcode.CHUNK:  # whose own length may be damaged, where the index has it
+                    return self._chunk(begin, piece.stop, expansion)
                 if opcode != Opcode.MESSAGE:
                     raise BagError("another record")
                 found.append(_message(memoryview(self._read(begin, end)), begin))
@@ -256,11 +256,12 @@ class McapFile:
             compression = str(content[_CHUNK.size : at], "utf-8")
             (length,) = struct.unpack_from("<Q", content, at)
             data = content[at + 8 : at + 8 + length]
-            is_cut, first = len(data) < length, begin + at + 8
+            first = begin + at + 8
             if compression:
                 if expansion.spend(size):
                     return []
                 data = memoryview(decompress(data, compression, size))
+            is_cut = len(data) < min(length, size)  # of which one may be damaged
             if verify and checksum and not is_cut and checksum != (actual := zlib.crc32(data)):
                 raise BagError(f"its checksum is {actual:#x}, expected {checksum:#x}")
             for opcode, at, record in _records_in(data):
@@ -315,7 +316,7 @@ def _records_in(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
 
 
 def _ends_in_zeros(data: memoryview) -> bool:
-    return not any(data[-4:])
+    return not any(data[-1:])  # one byte of it may be all that was lost
 
 
 def _message(record: memoryview, at: int) -> _Message:

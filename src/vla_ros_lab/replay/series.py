@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vla_ros.contract.binding import read_state_message
-from vla_ros.control.inputs import Snapshot
+from vla_ros.control.inputs import REMEMBERED, Snapshot
 from vla_ros.control.joints import JointStateMerger
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.messages import message_types
@@ -67,15 +67,15 @@ class TopicSeries:
         return time - max(received, default=0)
 
     def nearest_stamp(self, stamp: int, now: int, tolerance: int) -> JointState | None:
-        """Return the message received by ``now`` whose header stamp is nearest to ``stamp``.
+        """Return the message received by ``now`` whose header stamp is nearest to ``stamp``, as in the live node.
 
-        Returns None if the stamps differ by more than ``tolerance`` nanoseconds.
+        Stamps may be in another order. Returns None if they differ by more than ``tolerance`` nanoseconds.
         """
         near = []
         for table in self.tables:
-            received = table.newest(now) + 1
-            after = int(np.searchsorted(table.stamps[:received], stamp))
-            near += [table.joint_state(row) for row in (after - 1, after) if 0 <= row < received]
+            first, end = max(0, table.newest(now) + 1 - REMEMBERED), table.newest(now) + 1
+            if end:
+                near.append(table.joint_state(first + int(np.abs(table.stamps[first:end] - stamp).argmin())))
         best = min(near, key=lambda state: abs(state.stamp - stamp), default=None)
         return best if best is not None and abs(best.stamp - stamp) <= tolerance else None
 

@@ -46,6 +46,8 @@ def judge(figures: Mapping[str, Any], predicted: FloatArray, recorded: FloatArra
     level = "warn"
     if not figures["frames"]["used"]:
         level, headline, reasons = "bad", "The policy answered no frame.", [*bad, *weak, *conduct]
+    elif moves_nothing(figures):
+        level, headline, reasons = "bad", "Every command was refused.", [*conduct, *bad, *weak]
     elif bad:
         level, headline = "bad", "Something is wrong: do not put this on an arm."
         reasons = [*bad, *weak, *conduct]
@@ -61,6 +63,12 @@ def judge(figures: Mapping[str, Any], predicted: FloatArray, recorded: FloatArra
     else:
         level, headline, reasons = "good", "The policy does what was recorded.", praise
     return Verdict(level, headline, (*reasons, *_losses(figures)))
+
+
+def moves_nothing(figures: Mapping[str, Any]) -> bool:
+    """Return True if no frame gave a command: none was answered, or each command was refused."""
+    made, refused = (figures["commands"][name] for name in ("made", "refused"))
+    return not made and sum(refused.values()) >= figures["frames"]["used"]  # without a URDF, none is made
 
 
 def _percent(share: float) -> str:

@@ -267,6 +267,7 @@ def _claim(output: Path, job: FineTuning, arguments: argparse.Namespace) -> dict
     path = output / RUN / "run.json"
     if int(os.environ.get("RANK", 0)):
         return described
+    described["weights"] = evidence.digest_of(job.folder)
     # What was refused before it began has left nothing but that file.
     if [one.name for one in output.rglob("*")] == [RUN, path.name]:
         path.unlink()
@@ -277,7 +278,8 @@ def _claim(output: Path, job: FineTuning, arguments: argparse.Namespace) -> dict
             f"--{name.replace('_', '-')}" for name in _changed(before["options"], options, _MAY_CHANGE.split())
         ]
         found += _changed(before.get("config", {}), described["config"])
-        found += [name for name in ("checkpoint", "data") if before[name] != described[name]]
+        found += [name for name in ("weights", "data") if before.get(name, described[name]) != described[name]]
+        found += ["checkpoint"] * ("weights" not in before and before["checkpoint"] != described["checkpoint"])
         if found:
             raise ConfigError(
                 f"--output {output}: holds another run: {', '.join(found)} differ; name another folder, or give "

@@ -156,6 +156,11 @@ class _Set:
 
     def open(self, spec: PolicySpec, options: ReadOptions) -> EpisodeSamples:
         spec = complete_spec(spec, self._config)
+        if placed := [f"'{key}' of '{image}'" for image, key in (*spec.points, *spec.depth)]:
+            raise DataError(
+                f"{self._root}: the policy takes points or depth ({', '.join(placed)}), and a LeRobot data set "
+                "lacks what they are computed from, each camera's CameraInfo and pose; train on the bags"
+            )
         cameras = self._paired(spec.images)
         state, actions = self._states(spec.state), self._vector(_ACTION)
         if spec.dimension and actions.shape[1] != spec.dimension:

@@ -10,7 +10,7 @@ pytest.importorskip("rosbags", reason="the library rosbags is not installed (ext
 from tools.faults.__main__ import main, run_rows
 from tools.faults.channel import KINDS
 from tools.faults.director import Director
-from tools.faults.processes import environment
+from tools.faults.processes import NodeProcess, environment
 from tools.faults.records import Record
 from tools.faults.rig import Rig
 from tools.faults.row import Reaction
@@ -48,7 +48,10 @@ def test_a_node_that_breaks_a_limit_is_detected() -> None:
     assert "velocity" in {violation.partition(":")[0] for violation in outcome.violations}
 
 
-def test_a_velocity_that_does_not_expire_is_detected() -> None:
+def test_a_velocity_that_does_not_expire_is_detected(monkeypatch) -> None:
+    # On a busy machine a node may be late by what all its threads waited for a processor, which is more than the
+    # policy is late. This node has no such excuse.
+    monkeypatch.setattr(NodeProcess, "starved", 0.0)
     outcome = Director(find("twist, late answers"), 5, 152, {"timeouts.velocity": "5.0"}).run(1)
     assert "stands" in {violation.partition(":")[0] for violation in outcome.violations}
 
