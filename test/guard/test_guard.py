@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from demo_arm import ARM, FINGERS, HOME, configure
-from harness import Harness, state
+from harness import MILLISECOND, Harness, state
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -524,6 +524,20 @@ def test_a_velocity_that_has_expired_counts_for_the_acceleration_of_the_next() -
     assert (len(guard.sent), guard.guard.stopped) == (3, None), "two motions, and the end of the first"
     drive(guard, 0.35)
     assert guard.guard.stopped is not None
+
+
+@pytest.mark.parametrize(("later", "distance", "sent"), [(0, 0.5, 0), (0, 1.1, 1), (100, 0.5, 1), (100, -1.1, 0)])
+def test_a_velocity_keeps_to_the_range_wherever_the_arm_was(later: int, distance: float, sent: int) -> None:
+    """The joint state that it names, 50 ms after the first, may still arrive, or got lost (``later``: ms)."""
+    guard = velocity_arm()
+    joint, options = guard.guard._arms[0].check.envelope.joints, guard.guard._options.current
+    farthest = 0.1 * options.timeouts.velocity + distance * 0.05 * joint.velocity[0]
+    named = measure(guard, [joint.high[0] - farthest, *HOME[1:]]) + 50 * MILLISECOND
+    guard.now += later * MILLISECOND
+    if later:
+        measure(guard, [joint.high[0] - farthest, *HOME[1:]])
+    guard.take(motion([0.1, *[0] * 6], named, Kind.VELOCITIES), lifetime=10**9)
+    assert (len(guard.sent), guard.guard.stopped) == (sent, None)
 
 
 @pytest.mark.parametrize("output", ["joint_velocity", "twist_stamped"])

@@ -94,7 +94,7 @@ class ArmCheck(ArmOptions):
         assert measured is not None
         ends, dt, speeds, wrong = numbers.tolist(), frame.duration, list[FloatArray](), ""
         if self.sends_velocities:
-            starts = np.where((numbers > 0) ^ measured.certain, measured.high, measured.low)
+            starts = np.where((numbers > 0) ^ measured.certain, measured.low, measured.high)
             self._require_step(starts.tolist(), (starts + numbers * dt).tolist(), measured, before, dt)
             return np.abs(numbers)
         for origin in origins:
