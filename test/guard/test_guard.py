@@ -34,10 +34,10 @@ def position_arm(**limits: Any) -> Harness:
     return guard
 
 
-def velocity_arm(output: str = "joint_velocity") -> Harness:
+def velocity_arm(output: str = "joint_velocity", **limits: Any) -> Harness:
     control = RATE | {"output": output}
     sections = {"robot": {"gripper_joint_names": []}, "gripper": {"mode": "none"}, "control": control}
-    guard = Harness(configure(**sections, timeouts={"velocity": 2.0}))
+    guard = Harness(configure(**sections, limits=limits, timeouts={"velocity": 2.0}))
     measure(guard, HOME)
     return guard
 
@@ -514,9 +514,7 @@ def test_a_velocity_that_has_expired_is_not_sent(output: str) -> None:
 
 def test_a_velocity_that_has_expired_counts_for_the_acceleration_of_the_next() -> None:
     """It was delayed on its way; the node goes on from its speed."""
-    options = {"robot": {"gripper_joint_names": []}, "gripper": {"mode": "none"}}
-    control, limits = RATE | {"output": "joint_velocity"}, {"max_joint_acceleration": 0.5}
-    guard = Harness(configure(**options, control=control, limits=limits, timeouts={"velocity": 2.0}))
+    guard = velocity_arm(max_joint_acceleration=0.5)
     for speed in (0.05, 0.1, 0.15, 0.2):  # at most 0.1 rad/s faster than the last
         guard.wait(0.3)
         late = 200_000_000 if 0.05 < speed < 0.2 else 0
@@ -526,17 +524,22 @@ def test_a_velocity_that_has_expired_counts_for_the_acceleration_of_the_next() -
     assert guard.guard.stopped is not None
 
 
-@pytest.mark.parametrize(("later", "distance", "sent"), [(0, 0.5, 0), (0, 1.1, 1), (100, 0.5, 1), (100, -1.1, 0)])
-def test_a_velocity_keeps_to_the_range_wherever_the_arm_was(later: int, distance: float, sent: int) -> None:
+@pytest.mark.parametrize(
+    ("later", "distance", "speed", "sent"),
+    [(0, 0.5, 0.1, 0), (0, 1.1, 0.1, 1), (100, 0.5, 0.1, 1), (100, -1.1, 0.1, 0), (100, 9.0, 0.2, 0)],
+)
+def test_a_velocity_keeps_its_limits_wherever_the_arm_was(
+    later: int, distance: float, speed: float, sent: int
+) -> None:
     """The joint state that it names, 50 ms after the first, may still arrive, or got lost (``later``: ms)."""
-    guard = velocity_arm()
+    guard = velocity_arm(max_joint_acceleration=0.5)
     joint, options = guard.guard._arms[0].check.envelope.joints, guard.guard._options.current
     farthest = 0.1 * options.timeouts.velocity + distance * 0.05 * joint.velocity[0]
     named = measure(guard, [joint.high[0] - farthest, *HOME[1:]]) + 50 * MILLISECOND
     guard.now += later * MILLISECOND
     if later:
         measure(guard, [joint.high[0] - farthest, *HOME[1:]])
-    guard.take(motion([0.1, *[0] * 6], named, Kind.VELOCITIES), lifetime=10**9)
+    guard.take(motion([speed, *[0] * 6], named, Kind.VELOCITIES), lifetime=10**9)
     assert (len(guard.sent), guard.guard.stopped) == (sent, None)
 
 

@@ -178,7 +178,7 @@ class ArmCheck(ArmOptions):
             beyond = max(far - most if step > _ROUNDING else 0.0, least - far if step < -_ROUNDING else 0.0)
             if beyond > _ROUNDING:
                 raise ValueError(f"joint '{name}' is out of its range at {far:.6g}, from {start:.6g}")
-            near = min(max(end, down), up)
+            near = start if self.sends_velocities else min(max(end, down), up)
             if measured.certain:  # the farthest
                 near = down if abs(end - down) > abs(end - up) else up
             if not self.sends_velocities:
