@@ -285,6 +285,31 @@ def test_a_backward_jump_of_simulated_time_holds_until_all_inputs_are_new(robot,
     robot.until(lambda: node.safety.state is State.ARMED and len(robot.commands) > moved + 3, tick)
 
 
+@pytest.mark.causes("clock_jump")
+def test_joint_states_from_between_two_jumps_are_forgotten(robot, inside: Inside) -> None:
+    """The second jump comes while the first one holds: the stamps before it are newer than all that follow."""
+    kind = robot.graph.message("rosgraph_msgs/msg/Clock")
+    clock = robot.node.create_publisher(kind, "/clock", robot.graph.qos("state_publisher"))
+    behind = 0
+    robot.now = lambda: type(robot).now(robot) - behind
+
+    def tick(send: Callable[[], object] = robot.send_frame) -> None:
+        clock.publish(kind(clock=robot.joint_state((), ()).header.stamp))
+        send()
+
+    def measured() -> float:
+        joints = node.inputs.snapshot.joints
+        return math.nan if joints is None else joints.positions[0]
+
+    node = inside(ros_args=("--ros-args", "-p", "use_sim_time:=true"))
+    robot.until(lambda: node.safety.state is State.ARMED, tick)
+    behind, robot.positions[0] = 10_000_000_000, 0.01
+    robot.until(lambda: measured() == 0.01, lambda: tick(robot.send_joints))
+    behind, robot.positions[0] = 10_400_000_000, 0.02
+    robot.until(lambda: node.safety.state is State.ARMED, tick)
+    assert measured() != 0.01
+
+
 @pytest.mark.xfail(raises=AssertionError, strict=True, reason="nothing is frozen: the claim must be found out")
 @pytest.mark.causes("camera_frozen")
 def test_a_test_that_does_not_cause_its_reason_fails(robot, inside: Inside) -> None:
