@@ -55,6 +55,8 @@ STAND_INS = {
     "bridge_orig": "table_10hz",
     "BAG...": "my_bag",
     "BAGS": "my_bag",
+    "~/my_pi05": "demo-pi",
+    "frontend_key": "key",
     "first.json second.json": "result.json result.json",
     "--host 0.0.0.0": "--host 127.0.0.1",
     "ws://gpu:": "ws://127.0.0.1:",
