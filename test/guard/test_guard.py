@@ -524,21 +524,22 @@ def test_a_velocity_that_has_expired_counts_for_the_acceleration_of_the_next() -
     assert guard.guard.stopped is not None
 
 
-@pytest.mark.parametrize(
-    ("later", "distance", "speed", "sent"),
-    [(0, 0.5, 0.1, 0), (0, 1.1, 0.1, 1), (100, 0.5, 0.1, 1), (100, -1.1, 0.1, 0), (100, 9.0, 0.2, 0)],
-)
-def test_a_velocity_keeps_its_limits_wherever_the_arm_was(
-    later: int, distance: float, speed: float, sent: int
-) -> None:
-    """The joint state that it names, 50 ms after the first, may still arrive, or got lost (``later``: ms)."""
+NAMED = [(0, 0.5, 0.1, 0), (0, 1.1, 0.1, 1), (100, 0.5, 0.1, 1), (100, -1.1, 0.1, 0), (100, 9.0, 0.2, 0)]
+
+
+@pytest.mark.parametrize(("later", "away", "speed", "sent"), NAMED)
+def test_a_velocity_keeps_its_limits_wherever_the_arm_was(later: int, away: float, speed: float, sent: int) -> None:
+    """The joint state that it names, 50 ms after the first, may still arrive, or got lost (``later``: ms).
+
+    The joint is as far from where 0.1 rad/s would lead it out of its range as it can move in ``away`` times 50 ms.
+    """
     guard = velocity_arm(max_joint_acceleration=0.5)
-    joint, options = guard.guard._arms[0].check.envelope.joints, guard.guard._options.current
-    farthest = 0.1 * options.timeouts.velocity + distance * 0.05 * joint.velocity[0]
-    named = measure(guard, [joint.high[0] - farthest, *HOME[1:]]) + 50 * MILLISECOND
-    guard.now += later * MILLISECOND
+    limits = guard.guard._arms[0].check.envelope.joints
+    where = [limits.high[0] - 0.2 - away * 0.05 * limits.velocity[0], *HOME[1:]]
+    named = measure(guard, where) + 50 * MILLISECOND
     if later:
-        measure(guard, [joint.high[0] - farthest, *HOME[1:]])
+        guard.now += later * MILLISECOND
+        measure(guard, where)
     guard.take(motion([speed, *[0] * 6], named, Kind.VELOCITIES), lifetime=10**9)
     assert (len(guard.sent), guard.guard.stopped) == (sent, None)
 

@@ -32,7 +32,7 @@ def test_late_joint_states_between_others_void_none_that_a_frame_may_name(waited
 
 @pytest.mark.parametrize("back", [600, 5000])
 def test_a_stamp_that_comes_again_after_the_clock_was_set_back_is_the_newer_one(back: int) -> None:
-    """Until it has arrived, no joint state of that stamp is known, whatever another publisher's clock did before."""
+    """Until it has arrived, no joint state of that stamp is known, whatever another clock did before."""
     history = JointHistory(("a",))
     for now, stamp in ((100, 1000), (200, 200)):
         history.add(joints(BEGAN + stamp * MS, 1.0), b"ended", now * MS, stamped=True)
