@@ -55,6 +55,9 @@ STAND_INS = {
     "bridge_orig": "table_10hz",
     "BAG...": "my_bag",
     "BAGS": "my_bag",
+    "~/my_pi05": "demo-pi",
+    "frontend_key": "key",
+    "my_leader.yaml": "pad",
     "first.json second.json": "result.json result.json",
     "--host 0.0.0.0": "--host 127.0.0.1",
     "ws://gpu:": "ws://127.0.0.1:",
@@ -135,7 +138,7 @@ def _furnish(folder: Path, page: str) -> None:
     for name in ("benchmarks", "config", "docs", "launch", "src", "test", "tools"):
         (folder / name).symlink_to(ROOT / name)
     bag = next((ROOT / "test/data/bags/demo_jpeg").glob("*.mcap"))
-    for name in ("my_bag", "dry_run"):
+    for name in ("my_bag", "disarmed", "recordings"):
         shutil.copytree(bag.parent, folder / name)
     robot = yaml.safe_load((ROOT / "config/demo.yaml").read_text())
     (folder / "robot.yaml").write_text(yaml.safe_dump(robot))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from demo_arm import ARM, FINGERS, HOME, configure
-from harness import Harness, state
+from harness import MILLISECOND, Harness, state
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -34,10 +34,10 @@ def position_arm(**limits: Any) -> Harness:
     return guard
 
 
-def velocity_arm(output: str = "joint_velocity") -> Harness:
+def velocity_arm(output: str = "joint_velocity", **limits: Any) -> Harness:
     control = RATE | {"output": output}
     sections = {"robot": {"gripper_joint_names": []}, "gripper": {"mode": "none"}, "control": control}
-    guard = Harness(configure(**sections, timeouts={"velocity": 2.0}))
+    guard = Harness(configure(**sections, limits=limits, timeouts={"velocity": 2.0}))
     measure(guard, HOME)
     return guard
 
@@ -514,9 +514,7 @@ def test_a_velocity_that_has_expired_is_not_sent(output: str) -> None:
 
 def test_a_velocity_that_has_expired_counts_for_the_acceleration_of_the_next() -> None:
     """It was delayed on its way; the node goes on from its speed."""
-    options = {"robot": {"gripper_joint_names": []}, "gripper": {"mode": "none"}}
-    control, limits = RATE | {"output": "joint_velocity"}, {"max_joint_acceleration": 0.5}
-    guard = Harness(configure(**options, control=control, limits=limits, timeouts={"velocity": 2.0}))
+    guard = velocity_arm(max_joint_acceleration=0.5)
     for speed in (0.05, 0.1, 0.15, 0.2):  # at most 0.1 rad/s faster than the last
         guard.wait(0.3)
         late = 200_000_000 if 0.05 < speed < 0.2 else 0
@@ -524,6 +522,26 @@ def test_a_velocity_that_has_expired_counts_for_the_acceleration_of_the_next() -
     assert (len(guard.sent), guard.guard.stopped) == (3, None), "two motions, and the end of the first"
     drive(guard, 0.35)
     assert guard.guard.stopped is not None
+
+
+NAMED = [(0, 0.5, 0.1, 0), (0, 1.1, 0.1, 1), (100, 0.5, 0.1, 1), (100, -1.1, 0.1, 0), (100, 9.0, 0.2, 0)]
+
+
+@pytest.mark.parametrize(("later", "away", "speed", "sent"), NAMED)
+def test_a_velocity_keeps_its_limits_wherever_the_arm_was(later: int, away: float, speed: float, sent: int) -> None:
+    """The joint state that it names, 50 ms after the first, may still arrive, or got lost (``later``: ms).
+
+    The joint is as far from where 0.1 rad/s would lead it out of its range as it can move in ``away`` times 50 ms.
+    """
+    guard = velocity_arm(max_joint_acceleration=0.5)
+    limits = guard.guard._arms[0].check.envelope.joints
+    where = [limits.high[0] - 0.2 - away * 0.05 * limits.velocity[0], *HOME[1:]]
+    named = measure(guard, where) + 50 * MILLISECOND
+    if later:
+        guard.now += later * MILLISECOND
+        measure(guard, where)
+    guard.take(motion([speed, *[0] * 6], named, Kind.VELOCITIES), lifetime=10**9)
+    assert (len(guard.sent), guard.guard.stopped) == (sent, None)
 
 
 @pytest.mark.parametrize("output", ["joint_velocity", "twist_stamped"])

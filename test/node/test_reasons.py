@@ -266,16 +266,15 @@ def test_a_missing_heartbeat_blocks_arming_and_a_lost_one_stops(robot, inside: I
 
 @pytest.mark.causes("clock_jump")
 def test_a_backward_jump_of_simulated_time_holds_until_all_inputs_are_new(robot, inside: Inside) -> None:
-    graph = robot.graph
-    kind = graph.message("rosgraph_msgs/msg/Clock")
-    clock = robot.node.create_publisher(kind, "/clock", graph.qos("state_publisher"))
+    """Another one during the hold makes what came since the first one old, too, although its stamps are newer."""
+    kind = robot.graph.message("rosgraph_msgs/msg/Clock")
+    clock = robot.node.create_publisher(kind, "/clock", robot.graph.qos("state_publisher"))
     behind = 0
     robot.now = lambda: type(robot).now(robot) - behind
 
-    def tick() -> None:
-        seconds, nanoseconds = divmod(robot.now(), 1_000_000_000)
-        clock.publish(kind(clock=graph.message("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)))
-        robot.send_frame()
+    def tick(send: Callable[[], object] = robot.send_frame) -> None:
+        clock.publish(kind(clock=robot.joint_state((), ()).header.stamp))
+        send()
 
     node = inside(ros_args=("--ros-args", "-p", "use_sim_time:=true"))
     robot.until(lambda: node.safety.state is State.ARMED and len(robot.commands) > 3, tick)
@@ -283,6 +282,13 @@ def test_a_backward_jump_of_simulated_time_holds_until_all_inputs_are_new(robot,
     robot.until(lambda: "clock_jump" in node.safety.counters, tick)
     moved = len(robot.commands)
     robot.until(lambda: node.safety.state is State.ARMED and len(robot.commands) > moved + 3, tick)
+    behind, robot.positions[0] = 20_000_000_000, 0.01
+    measured = lambda: getattr(node.inputs.snapshot.joints, "positions", ())  # noqa: E731
+    robot.until(lambda: 0.01 in measured(), lambda: tick(robot.send_joints))
+    behind, robot.positions[0], before = 20_400_000_000, 0.02, node.safety.counters["clock_jump"]
+    robot.until(lambda: node.safety.counters["clock_jump"] > before, lambda: tick(list))  # nothing but the time
+    robot.until(lambda: node.safety.state is State.ARMED, tick)
+    assert 0.01 not in measured()
 
 
 @pytest.mark.xfail(raises=AssertionError, strict=True, reason="nothing is frozen: the claim must be found out")

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import multiprocessing
 import os
 import shutil
 import socket
@@ -97,7 +98,9 @@ def test_accumulated_batches_are_one_large_batch(tmp_path):
     np.testing.assert_allclose(parts.losses, whole.losses, rtol=2e-5)
 
 
-def test_workers_change_nothing(tmp_path):
+def test_workers_change_nothing(tmp_path, monkeypatch):
+    default = multiprocessing.get_context("forkserver")  # since Python 3.14
+    monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", default)
     assert run(opened(), tmp_path / "a", 2, workers=2).losses == run(opened(), tmp_path / "b", 2).losses
 
 

@@ -334,8 +334,8 @@ class Safety:
         self._held = {reason: detail for reason, detail in self._held.items() if reason not in OF_PERSON}
 
     def _hold(self, holds: dict[Reason, str], reason: Reason, detail: str) -> None:
-        began = reason not in self._found and reason not in self._held
-        holds[reason] = detail
+        jumped = reason is Reason.CLOCK_JUMP and holds.get(reason) != detail  # again
+        began, holds[reason] = jumped or not (reason in self._found or reason in self._held), detail
         if began:
             self._counters[reason.value] += 1
             self._changed("hold", reason, detail)

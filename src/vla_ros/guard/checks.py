@@ -94,7 +94,7 @@ class ArmCheck(ArmOptions):
         assert measured is not None
         ends, dt, speeds, wrong = numbers.tolist(), frame.duration, list[FloatArray](), ""
         if self.sends_velocities:
-            starts = np.where((numbers > 0) ^ measured.certain, measured.high, measured.low)
+            starts = np.where((numbers > 0) ^ measured.certain, measured.low, measured.high)
             self._require_step(starts.tolist(), (starts + numbers * dt).tolist(), measured, before, dt)
             return np.abs(numbers)
         for origin in origins:
@@ -178,7 +178,7 @@ class ArmCheck(ArmOptions):
             beyond = max(far - most if step > _ROUNDING else 0.0, least - far if step < -_ROUNDING else 0.0)
             if beyond > _ROUNDING:
                 raise ValueError(f"joint '{name}' is out of its range at {far:.6g}, from {start:.6g}")
-            near = min(max(end, down), up)
+            near = start if self.sends_velocities else min(max(end, down), up)
             if measured.certain:  # the farthest
                 near = down if abs(end - down) > abs(end - up) else up
             if not self.sends_velocities:

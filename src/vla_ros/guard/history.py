@@ -97,7 +97,7 @@ class JointHistory:
         void, doubt = self._void, max((doubt for *_, doubt in self._publishers.values()), default=0)
         # If the clock was set back, no stamp comes again before those that have arrived since then reach it.
         if doubt and stamp < _SOON * 1e9 + max(each.stamp for each in self._entries if each.arrived > doubt):
-            void = doubt
+            void = max(void, doubt)
         for entry in reversed(self._entries) if self._whole else ():
             if entry.arrived <= void or entry.stamp < stamp - _LONG:
                 break

@@ -35,7 +35,7 @@ def read_xml(path: Path) -> Element:
     try:
         root = _parse(read_bytes(path, _MOST_BYTES))
     except OSError as error:
-        raise ConfigError(f"robot.urdf: {path} cannot be read ({error.strerror})") from None
+        raise ConfigError(f"robot.urdf: {path} cannot be read ({error.strerror}), expected a URDF file") from None
     except (expat.ExpatError, ValueError) as error:
         raise ConfigError(f"robot.urdf: {path} is not XML ({error})") from None
     if _is_xacro(root):

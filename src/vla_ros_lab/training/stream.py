@@ -73,6 +73,7 @@ class SampleStream(Dataset[Prepared]):
             self,
             batch_sampler=list(positions()),
             num_workers=workers,
+            multiprocessing_context="fork" if workers else None,  # a tokenizer cannot be pickled
             collate_fn=self.inputs.collate,
             pin_memory=pin,
             prefetch_factor=4 if workers else None,
