@@ -1,3 +1,4 @@
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -164,21 +165,22 @@ def test_late_commands_do_not_lengthen_the_way_to_rest() -> None:
     assert np.diff(positions[-2:, 0]) == pytest.approx(0, abs=1e-9)
 
 
-def test_a_step_that_takes_longer_to_make_is_begun_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_take_longer_to_make_are_begun_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
     live = turning(control__command_rate_hz=100.0)
     controller = live.loop._executor._controller
     make, interpolate = controller.make_step, controller.interpolate
+    seconds = itertools.cycle((0.004, 0.001, 0.002))
 
     def takes(seconds: float, what: Any, *given: Any) -> Any:
         live.clock.sleep(seconds)
         return what(*given)
 
-    monkeypatch.setattr(controller, "make_step", lambda *given: takes(0.004, make, *given))
+    monkeypatch.setattr(controller, "make_step", lambda *given: takes(next(seconds), make, *given))
     monkeypatch.setattr(controller, "interpolate", lambda *given: takes(0.001, interpolate, *given))
     live.run(5.0)
     at, _ = path(live)
     gaps, learned = np.diff(at), at[1:] > at[0] + 2.5
-    assert gaps[~learned].max() == pytest.approx(0.014, abs=1e-3), "the first step was not late"
+    assert gaps[~learned].max() > 0.0115, "the first steps were not late"
     assert gaps[learned] == pytest.approx(0.01, abs=5e-4)
 
 

@@ -88,8 +88,8 @@ def test_a_frame_takes_the_path_on_the_page(robot, inside) -> None:
     robot.until(lambda: len(robot.commands) > 3, robot.send_frame)
     robot.until(lambda: robot.command_stamp() == max(robot.sent))  # no other frame is on its way
     trace.on = True
-    sent = robot.send_frame()
-    robot.until(lambda: robot.command_stamp() == sent)
+    known, sent = len(robot.actions), robot.send_frame()
+    robot.until(lambda: robot.command_stamp() == sent and len(robot.actions) > known)
     trace.on = False
     assert list(trace.hops) == [name.strip("*`") for name in hops]
     assert not trace.climbs, "a call goes up to another room, or back to one that it came through"

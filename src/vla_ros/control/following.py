@@ -70,7 +70,7 @@ class Following:
 
     def sent(self, positions: FloatArray) -> None:
         """Record a command [N]; one that leads away from the held position ends the hold."""
-        if self.held is not None and np.any(np.abs(positions - self.held) > self._sags):
+        if self.held is not None and (np.abs(positions - self.held) > self._sags).any():
             self.held = None
 
     @staticmethod
@@ -92,7 +92,7 @@ class Following:
         """
         self._seen = stamp, measured
         if self._lost is None:
-            if np.all(np.abs(origin - measured) < lead * _REACHED):
+            if (np.abs(origin - measured) < lead * _REACHED).all():
                 return
             self._lost = self._seen
             raise self._refused(origin, measured, lead, "commanded to be at")
@@ -139,12 +139,12 @@ class Following:
             Refused: ``following_error``, if the limits of the command or these two steps do not suffice.
         """
         limits, kinematics, reach = envelope.joints, envelope.kinematics, self._reach
-        near = np.clip(positions, measured - reach, measured + reach)
+        near = np.minimum(np.maximum(positions, measured - reach), measured + reach)
         if self._tip_reach is not None and kinematics is not None:
             far, turned = self._tip_reach
             around = LimitsConfig(max_translation_step=far, max_rotation_step=turned)
             near, _ = shorten_for_tip(kinematics, measured, near, around)
-        self.gave_way = not np.array_equal(near, positions)
+        self.gave_way = bool((near != positions).any())
         if not self.gave_way:
             return positions
         most = np.minimum(dt * limits.velocity, limits.step)

@@ -9,6 +9,7 @@ import unicodedata
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from types import MappingProxyType
 
 from vla_ros.config.options import LONGEST_INSTRUCTION
@@ -71,9 +72,8 @@ class Inputs:
     def joints_at(self, stamp: int, tolerance: float = 0.1) -> Mapping[str, JointState]:
         """Return each arm's joint state nearest to ``stamp``, if within ``tolerance`` seconds."""
         with self._lock:
-            histories = {arm: list(history) for arm, history in self._history.items()}
-        best = {arm: min(known, key=lambda joints: abs(joints.stamp - stamp)) for arm, known in histories.items()}
-        return {arm: joints for arm, joints in best.items() if abs(joints.stamp - stamp) <= tolerance * 1e9}
+            found = {arm: _nearest(known, stamp, tolerance * 1e9) for arm, known in self._history.items()}
+        return {arm: joints for arm, joints in found.items() if joints is not None}
 
     def set_state(self, key: str, state: JointState) -> None:
         """Store the newest message of one of ``robot.state_topics``."""
@@ -100,6 +100,13 @@ class Inputs:
         with self._lock:
             self.snapshot = Snapshot(instruction=self.snapshot.instruction, epoch=self.snapshot.epoch + 1)
             self._history.clear()
+
+
+def _nearest(known: deque[JointState], stamp: int, tolerance: float) -> JointState | None:
+    """Return the joint state nearest to ``stamp``, if within ``tolerance`` ns; the newest come last."""
+    recent = list(takewhile(lambda joints: joints.stamp >= stamp - tolerance, reversed(known)))
+    nearest = min(reversed(recent), key=lambda joints: abs(joints.stamp - stamp), default=None)
+    return nearest if nearest is not None and nearest.stamp <= stamp + tolerance else None
 
 
 def why_refused(instruction: str) -> str:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,8 +26,7 @@ _STOOD = (
 _FORGOTTEN, _MOST = 4, 256  # timeouts after which a source may be forgotten, if so many joints are remembered
 
 
-@dataclass(frozen=True)
-class _Joint:
+class _Joint(NamedTuple):
     """The last measurement of one joint; velocity and effort are NaN if not published."""
 
     position: float

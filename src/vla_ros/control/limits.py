@@ -138,20 +138,15 @@ def limit_joints(
     wanted = [_clip(a, below, above) for a, below, above in zip(asked, low, high, strict=True)]
     _note(violations, Reason.LIMIT_POSITION, limits, asked, wanted)
 
-    step = [w - o for w, o in zip(wanted, start, strict=True)]
-    share = _share(step, [-r for r in reach], reach)
-    slowed = [o + share * s for o, s in zip(start, step, strict=True)]
+    slowed = _shortened(start, wanted, [-r for r in reach], reach)
     _note(violations, Reason.LIMIT_VELOCITY, limits, wanted, slowed)
 
-    step = [s - o for s, o in zip(slowed, start, strict=True)]
-    share = _share(step, [-farthest] * len(step), [farthest] * len(step))
-    near = [o + share * s for o, s in zip(start, step, strict=True)]
+    near = _shortened(start, slowed, [-farthest] * len(start), [farthest] * len(start))
     _note(violations, Reason.LIMIT_JUMP, limits, slowed, near)
 
     down = [min(0.0, m - far - o) for m, far, o in zip(here, lead, start, strict=True)]
     up = [max(0.0, m + far - o) for m, far, o in zip(here, lead, start, strict=True)]
-    share = _share([n - o for n, o in zip(near, start, strict=True)], down, up)
-    near = [o + share * (n - o) for o, n in zip(start, near, strict=True)]
+    near = _shortened(start, near, down, up)
 
     eased = near
     if math.isfinite(limits.acceleration):
@@ -172,7 +167,7 @@ def limit_joints(
 def slower(speed: FloatArray, acceleration: float, seconds: float) -> FloatArray:
     """Return ``speed`` [N] after decelerating for ``seconds``."""
     change = acceleration * seconds if seconds > 0 else 0.0
-    return speed - np.clip(speed, -change, change)
+    return speed - np.minimum(np.maximum(speed, -change), change)
 
 
 def _clip(value: float, low: float, high: float) -> float:
@@ -180,12 +175,14 @@ def _clip(value: float, low: float, high: float) -> float:
     return min(max(value, low), high)
 
 
-def _share(step: Sequence[float], down: Sequence[float], up: Sequence[float]) -> float:
-    """Return the largest share in [0, 1] of ``step`` within ``down`` (<= 0) and ``up`` (>= 0)."""
+def _shortened(start: list[float], end: list[float], down: Sequence[float], up: Sequence[float]) -> list[float]:
+    """Return where a step ends if it is shortened to within ``down`` (<= 0) and ``up`` (>= 0) of its start."""
+    step = [e - o for e, o in zip(end, start, strict=True)]
     least = min(
         ((u if s > 0 else d) / s for s, d, u in zip(step, down, up, strict=True) if abs(s) > 1e-12), default=1.0
     )
-    return max(0.0, min(1.0, least * _SLACK))
+    share = max(0.0, min(1.0, least * _SLACK))
+    return end if share == 1.0 else [o + share * s for o, s in zip(start, step, strict=True)]
 
 
 def _note(
@@ -196,6 +193,8 @@ def _note(
     allowed: Sequence[float],
 ) -> None:
     """Add a violation for the joint whose ``allowed`` differs most from ``wanted``, if any does."""
+    if allowed is wanted:
+        return
     difference = [abs(w - a) for w, a in zip(wanted, allowed, strict=True)]
     largest = max(difference, default=0.0)
     if largest > _SAME:

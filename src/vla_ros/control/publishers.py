@@ -6,6 +6,7 @@ distinguished by publisher id and by kind of data, because a relay forwards ever
 
 import math
 import threading
+from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -27,8 +28,7 @@ _JITTER = 0.02  # s between stamp and measurement
 _DELAY = 0.1  # s by which the delays of two messages may differ
 
 
-@dataclass(frozen=True)
-class DataSource:
+class DataSource(NamedTuple):
     """Where the messages of an input come from: a publisher, and one of the sources that it may relay."""
 
     publisher: bytes  # the publisher's id; b"" if the middleware does not provide one
@@ -69,7 +69,7 @@ class DataSources:
     def __init__(self, settle: float = 0.0) -> None:
         self.settle = settle
         self._lock = threading.Lock()
-        self._subjects: dict[str, _Subject] = {}
+        self._subjects = defaultdict[str, _Subject](_Subject)
 
     def follows(self, subject: str, source: DataSource, steady: int, patience: float, agrees: bool = True) -> bool:
         """Record a message; return True if its source is the one to follow.
@@ -79,7 +79,7 @@ class DataSources:
         arrival, nanoseconds of a steady clock.
         """
         with self._lock:
-            known = self._subjects.setdefault(subject, _Subject())
+            known = self._subjects[subject]
             _notice(known, subject, source, steady)
             if not agrees:
                 return False
@@ -163,9 +163,10 @@ class Continuity:
             for name, position in positions.items()
             if math.isfinite(position) and math.isfinite(speeds.get(name, math.inf))
         }
-        ranked = sorted(self._tracks.items(), key=lambda each: _mismatch(each[1], new, speeds))
-        if ranked and _mismatch(ranked[0][1], new, speeds).jump <= 1.0:
-            number, track = ranked[0]
+        ranked = sorted((_mismatch(track, new, speeds), number) for number, track in self._tracks.items())
+        if ranked and ranked[0][0].jump <= 1.0:
+            number = ranked[0][1]
+            track = self._tracks[number]
         else:
             spare = sorted(
                 (each for each in self._tracks if each not in keep), key=lambda each: self._tracks[each].at

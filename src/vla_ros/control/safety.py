@@ -127,7 +127,7 @@ class Safety:
         return self._armed and self._stop is None and not self._holds.keys() - own
 
     @property
-    def _source(self) -> str:
+    def source(self) -> str:
         if self._state is State.ARMED and self._mode is Mode.AUTONOMOUS:
             return POLICY
         return PERSON if self._state is State.ARMED and self._live else NOBODY
@@ -137,7 +137,7 @@ class Safety:
         """The state and its reasons, consistent with each other."""
         with self._lock:
             holds, blocks = MappingProxyType(self._holds), MappingProxyType(dict(self._blocked))
-            return Status(self._state, self._stop, self._stop_detail, holds, blocks, self._mode, self._source)
+            return Status(self._state, self._stop, self._stop_detail, holds, blocks, self._mode, self.source)
 
     @property
     def counters(self) -> Mapping[str, int]:

@@ -28,7 +28,7 @@ from vla_ros.execution.source import ActionSource
 from vla_ros.execution.states import InferenceRequest, MotionState
 from vla_ros.types import JointState
 
-_LEARNS = 0.1  # share of a delay by which the next steps are made earlier
+_FORGETS = 0.02  # share of the time that a step was made too early by which the next ones are made later
 
 
 class StepExecutor:
@@ -183,13 +183,13 @@ class StepExecutor:
         return self._limiter.step_duration(request.taken_at)
 
     def execute(self, step: StepResult, dt: float, request: InferenceRequest | None = None) -> float | None:
-        """Publish the action of a step that lasts ``dt`` seconds and, if that is allowed, send its commands.
+        """Send the commands of a step that lasts ``dt`` seconds when it is due, if that is allowed.
 
-        If the step is split into several commands, only the first one of each arm is sent. Returns when it began to
-        be sent, or None if it was not sent.
+        If the step is split into several commands, only the first one of each arm is sent. Its action is published
+        after that, in any case. Returns when it began to be sent, or None if it was not sent.
         """
+        self._await_due()
         began, frame = self._clock.steady(), request.frame if request else None
-        self._context.sink.on_step(step)
         sent, refused = False, step.refused
         try:
             if refused is None:
@@ -200,10 +200,10 @@ class StepExecutor:
                     first = self._controller.interpolate(self.read_joints(), self.interval, dt, 0.0)
                     commands = first + tuple(command for command in commands if command.hold)
                 made = self._clock.steady()
-                self._see_late(made - self._limiter.planned_due, 1.0)
                 sent = self._send(commands, step)
         except Refused as error:
             refused = error.with_traceback(None)  # whose frames would keep the camera's image
+        self._context.sink.on_step(step)
         now, stats = self._clock.now(), self._context.stats
         if not sent:
             self.halt()  # a hold may end before the next iteration
@@ -244,7 +244,6 @@ class StepExecutor:
         """
         step, rested = self._interpolator.step, self._interpolator.rests
         assert step is not None
-        due = self._interpolator.due
         dt, remaining, elapsed, late = self._interpolator.advance(self._clock.steady())
         if late and not rested and plan_is_empty and not self.is_void():
             self._safety.react(Reason.PLAN_EMPTY, "see control.refill_steps and control.execute_steps")
@@ -254,21 +253,22 @@ class StepExecutor:
         if not late or self._controller.is_moving:
             try:
                 commands = self._controller.interpolate(self.read_joints(), dt, remaining, elapsed)
-                self._see_late(self._clock.steady() - due, -1 / self._interpolator.commands_per_step)
                 sent = self._send(commands, step, late)
             except Refused as refused:
                 self.hold_for(refused, None)
         if not sent:
             self._rest()
 
-    def _see_late(self, late: float, weight: float) -> None:
-        """Learn how much longer it takes to make a step than a command between, so that neither is later.
+    def _await_due(self) -> None:
+        """Wait until a step that was made early is due, and learn how early the next ones must be made.
 
-        It is made at most half of the time between two commands earlier. A chunk that came late says nothing.
+        At most by half of the time between two commands, which leaves none out. A late chunk says nothing.
         """
         most = self.interval / 2 if self._interpolator.commands_per_step > 1 else 0.0
+        late = self._clock.steady() - self._limiter.planned_due
         if late < 2 * most:
-            self._ahead = min(max(self._ahead + _LEARNS * weight * late, 0.0), most)
+            self._clock.sleep(max(0.0, min(-late, self._ahead)))
+            self._ahead = min(max(self._ahead + late * (1.0 if late > 0 else _FORGETS), 0.0), most)
 
     def decelerate(self) -> bool:
         """Discard the plan, and decelerate with further commands; return False if none are needed."""

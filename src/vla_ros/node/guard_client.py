@@ -161,7 +161,7 @@ class GuardClient:
             arm.robot.gripper_joint_names,
             time=time.monotonic_ns(),
             lifetime=self._lifetime(moves_on=command.moves_on),
-            source=SOURCES.index(self._context.safety.status.source),
+            source=SOURCES.index(self._context.safety.source),
         )
         return [DriverWrite(arm.command, lambda: frame, as_is, partial(self._send_command, command))]
 

@@ -106,6 +106,7 @@ class InferenceThread:
     Attributes:
         state: Where the request is: from none to pending, finished and none again.
         pending: The request that is pending or finished, or None.
+        expected_seconds: The 95th percentile of the last 20 successful inferences; infinite before the first.
         died: True once the thread has ended with an error, and answers no request.
     """
 
@@ -122,11 +123,7 @@ class InferenceThread:
         self._thread: threading.Thread | None = None
         self.died = False
         self._durations: deque[float] = deque(maxlen=_REMEMBERED)
-
-    @property
-    def expected_seconds(self) -> float:
-        """The 95th percentile of the last 20 successful inferences; infinite before the first."""
-        return float(np.percentile(self._durations, 95)) if self._durations else math.inf
+        self.expected_seconds = math.inf
 
     def is_due(self, period: float) -> bool:
         """Return True if the plan might run out before the arrival of a chunk that is requested now.
@@ -219,6 +216,7 @@ class InferenceThread:
         in_time = self._context.watchdog.inference_ended(self._clock.now())
         if isinstance(outcome, Inference):
             self._durations.append(self._clock.steady() - request.taken_at)
+            self.expected_seconds = float(np.percentile(self._durations, 95))
         with self._changed:
             self._outcome, self.state = (outcome, in_time), RequestState.FINISHED
             self._changed.notify_all()

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections import deque
+from array import array
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,10 +12,33 @@ from vla_ros.control.command import Command
 from vla_ros.control.outcome import StepResult
 from vla_ros.types import FloatArray
 
-_REMEMBERED = 4096
+REMEMBERED = 4096
+"""Numbers of each figure."""
+
 _STALLED = 1.5  # periods between two commands that are a stall
 _FEWEST = 8  # fewest accelerations that give a meaningful ratio
 _QUANTILE = 99
+
+
+class Recent:
+    """The newest numbers, ``most`` of them (None: all), which numpy copies at once. One thread at a time."""
+
+    def __init__(self, most: int | None) -> None:
+        self._most, self._numbers, self._oldest = most, array("d"), 0
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def append(self, number: float) -> None:
+        if len(self._numbers) == self._most:
+            self._numbers[self._oldest] = number
+            self._oldest = (self._oldest + 1) % self._most
+        else:
+            self._numbers.append(number)
+
+    def read(self) -> FloatArray:
+        """Return a copy, oldest first."""
+        return np.roll(self._numbers, -self._oldest)
 
 
 class Steadiness:
@@ -29,7 +52,7 @@ class Steadiness:
 
     def __init__(self, remembered: int | None = None) -> None:
         self._seconds = self._stalled = self._longest = 0.0
-        self._inside, self._seams, self._jerks = (deque[float](maxlen=remembered) for _ in range(3))
+        self._inside, self._seams, self._jerks = (Recent(remembered) for _ in range(3))
         self.interrupted()
 
     def interrupted(self) -> None:
@@ -82,7 +105,9 @@ class Steadiness:
             figures["seconds"], figures["stalled_share"] = self._seconds, self._stalled / self._seconds
             figures["longest_gap_ms"] = 1e3 * self._longest
         kinds = {"acceleration": self._inside, "seam_acceleration": self._seams, "jerk": self._jerks}
-        figures |= {name: float(np.percentile(values, _QUANTILE)) for name, values in kinds.items() if values}
+        figures |= {
+            name: float(np.percentile(values.read(), _QUANTILE)) for name, values in kinds.items() if len(values)
+        }
         if min(len(self._inside), len(self._seams)) >= _FEWEST and figures["acceleration"]:
             figures["seam_ratio"] = figures["seam_acceleration"] / figures["acceleration"]
         return figures
@@ -98,8 +123,8 @@ class ExecutionStats:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._steps = self._chunks = self._skipped = 0
-        self._ages = deque[float](maxlen=_REMEMBERED)
-        self._steadiness = Steadiness(_REMEMBERED)
+        self._ages = Recent(REMEMBERED)
+        self._steadiness = Steadiness(REMEMBERED)
 
     def interrupted(self) -> None:
         """Record that motion was interrupted (hold, stop, another task): the pause is neither a gap nor a seam."""
@@ -132,7 +157,7 @@ class ExecutionStats:
         with self._lock:
             summary: dict[str, float] = {"steps": self._steps, "chunks": self._chunks, "skipped": self._skipped}
             summary |= self._steadiness.figures()
-            ages = np.array(self._ages)
+            ages = self._ages.read()
         if len(ages):
             summary |= dict(zip(("age_p50_ms", "age_p99_ms"), np.percentile(ages, (50, 99)).tolist(), strict=True))
         return {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in summary.items()}

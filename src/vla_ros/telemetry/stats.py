@@ -5,16 +5,15 @@ lock and compute without it.
 """
 
 import threading
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from vla_ros.control.outcome import ANSWERED, FrameOutcome
-from vla_ros.telemetry.execution import ExecutionStats
-
-_REMEMBERED = 4096
+from vla_ros.telemetry.execution import REMEMBERED, ExecutionStats, Recent
+from vla_ros.types import FloatArray
 
 
 class Stats:
@@ -26,7 +25,7 @@ class Stats:
     def __init__(self) -> None:
         self.execution = ExecutionStats()
         self._lock = threading.Lock()
-        self._stages: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
+        self._stages: defaultdict[str, Recent] = defaultdict(lambda: Recent(REMEMBERED))
         self._dropped: Counter[str] = Counter()
         self._received = self._unstamped = self._used = self._commands = 0
 
@@ -68,7 +67,7 @@ class Stats:
 
     def samples_ms(self) -> dict[str, list[float]]:
         """Return each stage's recent times in milliseconds, oldest first, for histograms."""
-        return {name: [round(value, 3) for value in values] for name, values in self._copies().items()}
+        return {name: values.round(3).tolist() for name, values in self._copies().items()}
 
     def latency_ms(self) -> dict[str, dict[str, float]]:
         """Return ``p50``, ``p99`` (milliseconds) and ``count`` of each stage's recent times."""
@@ -78,9 +77,9 @@ class Stats:
             latency[name] = {"p50": round(p50, 3), "p99": round(p99, 3), "count": len(values)}
         return latency
 
-    def _copies(self) -> dict[str, list[float]]:
+    def _copies(self) -> dict[str, FloatArray]:
         with self._lock:
-            return {name: list(values) for name, values in self._stages.items()}
+            return {name: values.read() for name, values in self._stages.items()}
 
     def summary(self) -> dict[str, Any]:
         """Return what ``vla-ros run --stats`` writes: execution, latency, frames and latency samples."""

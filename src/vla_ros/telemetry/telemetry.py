@@ -6,6 +6,8 @@ only for topics that have subscribers.
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import cycle
 from typing import Any
 
 from vla_ros.collision.checker import Clearance
@@ -87,7 +89,19 @@ class Telemetry:
             self._logger.warning(f"checks are lost: {self._graph.lost_checks}")
         if any(one.transport == "raw" for one in config.camera.each):
             self._say_transport()
-        wiring.timer(1.0, self._report)
+        # In turns that are short, because a thread that sends commands waits for each.
+        self._figures: dict[str, Mapping[str, Any]] = {}
+        turns: tuple[Callable[[], None], ...] = (
+            self._look,
+            self.look_at_boxes,
+            partial(self._read, "latency", stats.latency_ms),
+            partial(self._read, "execution", stats.execution.summary),
+            partial(self._read, "process", self._resources),
+            self._report,
+            self.changed,
+        )
+        self._turns = cycle(turns)
+        wiring.timer(1.0 / len(turns), lambda: next(self._turns)())
         wiring.timer(_DEBUG_PERIOD, self._draw)
         wiring.timer(_VIEW_PERIOD, self._show)
 
@@ -150,29 +164,29 @@ class Telemetry:
             say(self._logger, text or "the tip is inside limits.workspace_*", "warning" if text else "info")
 
     def _report(self) -> None:
-        """Log new problems with topics and publish diagnostics and status, once a second."""
-        self._look()
-        self.look_at_boxes()
+        """Publish diagnostics."""
         if (check := self._controller.collision) is not None:
             self._nearest = check.closest
         outside = self._outside
         parts = [
             self._state_part(),
             diagnostics.frames_part(self._stats.frames()),
-            diagnostics.latency_part(self._stats.latency_ms()),
-            diagnostics.execution_part(self._stats.execution.summary()),
+            diagnostics.latency_part(self._figures["latency"]),
+            diagnostics.execution_part(self._figures["execution"]),
             diagnostics.collision_part(self._why_not, self._nearest),
             diagnostics.guard_part(self._guard()),
             diagnostics.topics_part(self._wrong),
             diagnostics.graph_part(self._graph.lost_checks),
             diagnostics.policy_part(self._answer, outside - self._outside_said, self._spec.view),
-            diagnostics.process_part(self._resources()),
+            diagnostics.process_part(self._figures["process"]),
         ]
         self._outside_said = outside
         self._diagnose(parts)
         self._debug_wanted = self._debug.get_subscription_count() > 0
         self._view_wanted = self._view.get_subscription_count() > 0
-        self.changed()
+
+    def _read(self, name: str, figures: Callable[[], Mapping[str, Any]]) -> None:
+        self._figures[name] = figures()
 
     def _state_part(self) -> diagnostics.PartStatus:
         return diagnostics.state_part(self._safety.status, self._counters(), self._inputs.snapshot.instruction)
@@ -182,6 +196,7 @@ class Telemetry:
         self._diagnostics.publish(diagnostics.diagnostic_array(parts, name, stamp, self._graph.message))
 
     def _look(self) -> None:
+        """Log new problems with topics."""
         wrong = {f"{finding.kind} {finding.topic}": finding.text for finding in self._health.check()}
         for text in wrong.values():
             if text not in self._wrong.values():
