@@ -71,7 +71,7 @@ ADAPTERS = {VIEW: "FTM", VIEW_LORA: "FLA"}
 """Viewpoint adapters by the names of their paper."""
 
 CHUNKS = "-p control.rate_hz:=20.0 -p policy.horizon:=16 -p control.execute_steps:=8"
-"""The expert moves as in the demonstrations of the policies: deciding at each step, it is slower than its plan."""
+"""The expert moves as in the demonstrations of the policies."""
 
 ADAPTING = "--config demo --config demo_pi --base-dtype float32 --augment none"
 SCENES = 1_000_000

@@ -1,11 +1,11 @@
 """Measure what viewpoint adapters regain after the table's camera was moved; resumes where it was stopped.
 
 python -m tools.moved_camera FOLDER
-python -m tools.moved_camera FOLDER --adapters view-lora --corrected 10 --steps 60 --episodes 40
+python -m tools.moved_camera FOLDER --adapters view-lora --recorded 10 --steps 60 --episodes 40
 
-Records episodes with the moved camera in which a scripted person corrects the checkpoint, trains an adapter of each
-kind on the corrections of the first of them, and compares success on the same held-out scenes with that of the
-checkpoint alone.
+Records episodes with the moved camera in which a scripted person corrects the checkpoint, or demonstrates the
+task while the arm is pushed (--way), trains an adapter of each kind on the first of them, and compares success on
+the same held-out scenes with that of the checkpoint alone.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from vla_ros_models.view import VIEW_FILE, VIEWS
 
 CHECKPOINT = "demo"
 TURN = 22.5  # degrees
-SCENES, CORRECTED = 1_000_000, 2_000_000
+SCENES, RECORDED = 1_000_000, 2_000_000
 """The first seed of each."""
 
 RATES = {"view": 0.001, "view-lora": 0.0002}
@@ -41,7 +41,7 @@ def recording(
 ) -> tuple[object, ...]:
     """Return the command that records episodes in a :data:`WAYS`; ``place`` are options of ``vla-ros demo``."""
     who = ("corrected", checkpoint) if way == CORRECTIONS else ("autonomous", EXPERT)
-    words = ("--episodes", count, "--seed", CORRECTED, "--processes", processes, f"--place={place}")
+    words = ("--episodes", count, "--seed", RECORDED, "--processes", processes, f"--place={place}")
     return "tools.flywheel.collect", *who, bags, *words
 
 
@@ -58,19 +58,11 @@ def is_trained(output: Path) -> bool:
     return (output / "evidence" / "evidence.json").exists()
 
 
-def record(folder: Path, count: int, processes: int) -> list[Path]:
-    """Return the bags of ``count`` corrected episodes."""
-    bags = folder / "corrected"
-    run(*recording(CORRECTIONS, CHECKPOINT, bags, count, processes, f"--camera-turn {TURN}"))
+def record(folder: Path, way: str, count: int, processes: int) -> list[Path]:
+    """Return the bags of ``count`` episodes; who demonstrates is pushed, and told another object halfway."""
+    bags, more = folder / way, "--bump 0.05 --switch-at 8" if way == DEMONSTRATIONS else ""
+    run(*recording(way, CHECKPOINT, bags, count, processes, f"--camera-turn {TURN} {more}"))
     return sorted(path for path in bags.iterdir() if path.is_dir())
-
-
-def train(folder: Path, adapter: str, bags: list[Path], steps: int, options: str) -> Path:
-    """Return the file of an adapter that was trained on ``bags``."""
-    output = folder / f"{adapter}-{len(bags)}"
-    if not is_trained(output):
-        run(*training(adapter, CHECKPOINT, bags, output, RATES[adapter], f"{TRAINING} --steps {steps} {options}"))
-    return output / VIEW_FILE
 
 
 def score(folder: Path, name: str, count: int, processes: int, *words: str) -> Path:
@@ -88,28 +80,31 @@ def main() -> None:
     add = parser.add_argument
     add("folder", type=Path)
     add("--adapters", nargs="+", default=list(VIEWS), choices=VIEWS)
-    add("--corrected", nargs="+", type=int, default=[10, 3, 1], metavar="N", help="episodes to train on")
+    add("--way", default=CORRECTIONS, choices=WAYS, help="what is recorded")
+    add("--recorded", nargs="+", type=int, default=[10, 3, 1], metavar="N", help="episodes to train on")
+    add("--rate", type=float, default=0.0, metavar="R", help=f"learning rate (default: {RATES})")
     add("--steps", type=int, default=300, metavar="N", help="of each training")
     add("--episodes", type=int, default=100, metavar="N", help="held-out scenes")
     add("--processes", type=int, default=1, metavar="N", help="simulations at a time")
-    training = "--device cpu --batch 8 --workers 0"
-    add("--training", default=training, metavar="WORDS", help=f"options of vla-ros finetune (default: {training})")
+    usual = "--device cpu --batch 8 --workers 0"
+    add("--training", default=usual, metavar="WORDS", help=f"options of vla-ros finetune (default: {usual})")
     add("-p", dest="param", action="append", default=[], metavar="NAME:=VALUE", help="option of the scored node")
     given = parser.parse_args()
     folder, seeds = given.folder, (given.episodes, given.processes)
+    options = f"{TRAINING} --steps {given.steps} {given.training}"
     param = [word for each in given.param for word in ("-p", each)]
     weak = score(folder, "moved", *seeds, *param)
     rows = {}
-    bags = record(folder, max(given.corrected), given.processes)
-    for count in given.corrected:
+    bags = record(folder, given.way, max(given.recorded), given.processes)
+    for count in given.recorded:
         for adapter in given.adapters:
-            name = f"{adapter}-{count}"
-            file = train(folder, adapter, bags[:count], given.steps, given.training)
-            view = ("-p", f"policy.view:={file.resolve()}")
-            found = paired_scores(weak, score(folder, name, *seeds, *param, *view))
-            rows[f"{adapter}, {count} episodes"] = as_json(found)
+            name, rate = f"{adapter}-{given.way}-{count}", given.rate or RATES[adapter]
+            if not is_trained(output := folder.resolve() / name):
+                run(*training(adapter, CHECKPOINT, bags[:count], output, rate, options))
+            new = score(folder, name, *seeds, *param, "-p", f"policy.view:={output / VIEW_FILE}")
+            rows[name] = as_json(found := paired_scores(weak, new))
             (folder / "results.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-            print(f"{adapter}, {count} episodes: {found}", flush=True)
+            print(f"{name}: {found}", flush=True)
 
 
 if __name__ == "__main__":

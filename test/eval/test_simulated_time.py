@@ -113,6 +113,15 @@ def test_the_machine_does_not_change_the_result() -> None:
     np.testing.assert_array_equal(again.trace.commands.times, fast.trace.commands.times)
 
 
+def test_a_person_who_may_take_over_delays_no_command() -> None:
+    """The leader's joints are heard 50 times a second, and each of the policy's steps goes out with its frame."""
+    leader = ("takeover.input:=leader", "takeover.leader:=/leader", "takeover.gripper:=hand = 0..1")
+    commands = run(*(word for option in leader for word in ("-p", option))).trace.commands
+    stamps = (commands.stamps - commands.stamps[0]) / 1e9
+    np.testing.assert_allclose(stamps, 0.1 * np.arange(len(stamps)), atol=1e-6)
+    np.testing.assert_allclose(commands.times[:-1] - commands.times[0], stamps, atol=1e-6)
+
+
 def test_a_switched_instruction_is_followed_and_a_shuffled_one_fails() -> None:
     switched = run("--switch-at", "6")
     assert (switched.reason, switched.instruction) != ("success", run().instruction)

@@ -87,12 +87,16 @@ class Session(NodePort):
 
     def begin(self, instruction: str, measure: Measure) -> None:
         super().begin(instruction, measure)
-        self._write(live_name(node_topics.INSTRUCTION), self._text(instruction))
         self._height, self._best, self._since = float(self._place[2]), np.inf, 0.0
         self._command = dict(zip(self._world.joint_names, self._world.joint_positions().tolist(), strict=True))
         self._hand = self._commanded()
         self.node.safety.take_over(Mode.AUTONOMOUS)
         self._say()
+
+    def instruct(self, text: str) -> None:
+        super().instruct(text)
+        self._write(live_name(node_topics.INSTRUCTION), self._text(text))
+        self._episodes.look("instruction")
 
     # The person
 

@@ -172,6 +172,9 @@ class ControlLoop:
         motion, request = self.state
         if motion is MotionState.ABORTING:
             return math.inf
+        pending = self._inference.pending
+        if request is RequestState.FINISHED and pending is not None and not pending.concurrent:
+            return -math.inf  # its frame was taken when a step was due
         if self._schedule.planned or request is RequestState.FINISHED:
             return self._executor.step_due
         return self._executor.frame_due if request is RequestState.NONE else math.inf

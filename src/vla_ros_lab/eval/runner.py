@@ -16,6 +16,7 @@ from vla_ros_lab.eval.port import LOCKSTEP, SIMULATED, Port
 from vla_ros_lab.eval.results import Commands, Score, Trace
 from vla_ros_lab.sim.environment import Environment, Measurements
 
+_ROUNDING = 1e-6  # s; sums of a camera's period must not make a frame a tick late
 _SCALARS = ("instruction", "reason", "touched", "metrics")  # fields of a score that an environment may state
 
 
@@ -138,7 +139,7 @@ class EpisodeRunner:
     def _show(self, now: float) -> None:
         """Publish the measurements, with images if a frame is due ``now``, seconds."""
         port, cameras = self._port, tuple[str, ...]()
-        if now >= self._next_frame:
+        if now > self._next_frame - _ROUNDING:
             self._next_frame = max(self._next_frame + 1 / self._options.camera_hz, now)
             self._shown, cameras = True, port.cameras
         stamp = port.stamp()

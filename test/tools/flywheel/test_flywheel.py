@@ -58,7 +58,7 @@ def test_a_person_corrects_and_the_command_trains_on_it(tmp_path: Path) -> None:
 
 
 def test_a_demonstration_of_the_expert_moves_at_the_pace_of_its_plan(tmp_path: Path) -> None:
-    """The farthest that eight commands in turn move a joint, where the expert decides seldom, and at each step."""
+    """The farthest that eight commands in turn move a joint: as far where the expert decides at each step."""
     config = load(
         [config_file("demo"), config_file("demo_pi")], ["policy.checkpoint:=demo-pi", "policy.device:=cpu"]
     )
@@ -73,7 +73,7 @@ def test_a_demonstration_of_the_expert_moves_at_the_pace_of_its_plan(tmp_path: P
         actions = np.concatenate([one.actions for one in samples.data])
         farthest[name] = np.abs(actions[8:, :7] - actions[:-8, :7]).max()
         assert set(actions[:, 7]) == {0.0, 1.0}
-    assert farthest["parts"] > 1.2 * farthest["steps"]
+    assert farthest["steps"] > 0.85 * farthest["parts"]
 
 
 def test_the_command_resumes_where_it_failed(tmp_path: Path) -> None:
