@@ -83,7 +83,7 @@ def test_a_second_policy_node_is_refused_and_stops_the_first(robot, start, tmp_p
     assert robot.status["detail"] == f"/second (process {second.process.pid}) publishes on {COMMAND}, too"
     said = f"not armed: disarmed; waiting for: command_contested (/vla_policy (process {first.process.pid})"
     robot.until(lambda: said in second.log.read_text(), robot.send_frame)
-    assert logged(first, "-> stopped (command_contested") - logged(second, "is ready") < NOTICED / 2  # armed or holding
+    assert logged(first, "-> stopped (command_contested") - logged(second, "is ready") < NOTICED / 2
     robot.until(lambda: np.allclose(robot.command_positions(), robot.positions, atol=1e-9), robot.send_frame)
     held, seen = len(robot.commands), len(robot.actions)
     robot.until(lambda: len(robot.actions) > seen + 20, robot.send_frame)

@@ -31,7 +31,7 @@ class Snapshot:
     arms: Mapping[str, JointState] = field(default_factory=lambda: MappingProxyType({}))
 
 
-REMEMBERED = 1024
+JOINT_STATES_KEPT = 1024
 """Joint states of an arm that are kept: one second at 1 kHz, the rate of the fastest drivers."""
 
 
@@ -42,7 +42,7 @@ class Inputs:
         self._clock = clock
         self._lock = threading.Lock()
         # By arm: joint states, and when the newest one arrived (steady clock) and was published (Suspension).
-        self._history: dict[str, deque[JointState]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        self._history: dict[str, deque[JointState]] = defaultdict(lambda: deque(maxlen=JOINT_STATES_KEPT))
         self._joints_seen: dict[str, float] = {}
         self._published: dict[str, float] = {}
         self.snapshot = Snapshot(instruction=instruction.strip())

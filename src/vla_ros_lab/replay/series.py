@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vla_ros.contract.binding import read_state_message
-from vla_ros.control.inputs import REMEMBERED, Snapshot
+from vla_ros.control.inputs import JOINT_STATES_KEPT, Snapshot
 from vla_ros.control.joints import JointStateMerger
 from vla_ros.errors import VlaRosError
 from vla_ros.graph.messages import message_types
@@ -73,7 +73,7 @@ class TopicSeries:
         """
         near = []
         for table in self.tables:
-            first, end = max(0, table.newest(now) + 1 - REMEMBERED), table.newest(now) + 1
+            first, end = max(0, table.newest(now) + 1 - JOINT_STATES_KEPT), table.newest(now) + 1
             if end:
                 near.append(table.joint_state(first + int(np.abs(table.stamps[first:end] - stamp).argmin())))
         best = min(near, key=lambda state: abs(state.stamp - stamp), default=None)
