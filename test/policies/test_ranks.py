@@ -4,8 +4,11 @@ Regressions pinned: a rank that was lost and leaves an inference waiting for eve
 a shard that is quantised with scales of its own.
 """
 
+import contextlib
+import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -168,6 +171,35 @@ def test_a_lost_rank_stops_the_arm_and_leaves_no_process(split, number, during):
     assert gone(pids)
     with pytest.raises(DeviceLostError, match="rank 1"):  # until it is loaded again
         split.infer(session, scene(1))
+
+
+def connections(pid):
+    """The TCP connections of a process: this process has them, too, so that they outlive it."""
+    libc, pidfd = ctypes.CDLL(None, use_errno=True), os.pidfd_open(pid)
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(link.readlink()).startswith("socket:"):
+                copied = libc.syscall(438, pidfd, int(link.name), 0)  # pidfd_getfd
+                if copied < 0:
+                    pytest.skip(f"a process may not take another's connections: {os.strerror(ctypes.get_errno())}")
+                one = socket.socket(fileno=copied)
+                if one.family == socket.AF_INET:
+                    yield one
+                else:
+                    one.close()
+    os.close(pidfd)
+
+
+def test_a_rank_whose_connections_outlive_it_is_lost_all_the_same(split):
+    session, pids = split.start_session(), split.ranks
+    split.infer(session, scene(0))
+    with contextlib.ExitStack() as kept:
+        assert [kept.enter_context(each) for each in connections(pids[0])]
+        os.kill(pids[0], signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(DeviceLostError, match=rf"rank 1 \(process {pids[0]}, cpu\) was ended by SIGKILL"):
+            split.infer(session, scene(1))
+        assert time.monotonic() < began + 4.0
 
 
 def test_a_policy_that_lost_a_rank_can_be_loaded_again(split):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, FileStore
 
-_JOINING = timedelta(seconds=60)
+_JOINING, _LOOKS = timedelta(seconds=60), timedelta(seconds=0.2)
 
 NCCL_SETTINGS: Mapping[str, str] = {
     "NCCL_NVLS_ENABLE": "0",  # NVLink multicast
@@ -97,19 +97,19 @@ class GroupOfRanks(Ranks):
                 raise RuntimeError(f"policy.gpus: the ranks' sum of {dtype} is wrong; check nvidia-smi topo -m")
 
     def sum(self, tensor: Tensor) -> Tensor:
-        _wait(self.group.allreduce([tensor], _now(dist.AllreduceOptions())))
+        self._wait(self.group.allreduce([tensor], _now(dist.AllreduceOptions())))
         return tensor
 
     def largest(self, tensor: Tensor) -> Tensor:
         options = _now(dist.AllreduceOptions())
         options.reduceOp = dist.ReduceOp.MAX
-        _wait(self.group.allreduce([tensor], options))
+        self._wait(self.group.allreduce([tensor], options))
         return tensor
 
     def gather(self, tensor: Tensor) -> Tensor:
         batch, rows, width = tensor.shape
         parts = tensor.new_empty(self.count * batch, rows, width)
-        _wait(self.group._allgather_base(parts, tensor.contiguous(), _now(AllgatherOptions())))
+        self._wait(self.group._allgather_base(parts, tensor.contiguous(), _now(AllgatherOptions())))
         return (
             parts.view(self.count, batch, rows, width).permute(1, 2, 0, 3).reshape(batch, rows, self.count * width)
         )
@@ -117,7 +117,16 @@ class GroupOfRanks(Ranks):
     def copy(self, tensor: Tensor, source: int = 0) -> None:
         options = _now(dist.BroadcastOptions())
         options.rootRank = source
-        _wait(self.group.broadcast([tensor.view(torch.uint8)], options))
+        self._wait(self.group.broadcast([tensor.view(torch.uint8)], options))
+
+    def _wait(self, work: dist.Work | None) -> None:
+        """Wait for a collective; over gloo, which may miss that a rank has ended, also for the watcher."""
+        while work is not None and self.device.type != "cuda" and not work.is_completed():
+            with suppress(RuntimeError):  # of the time, or of the collective, raised below
+                work.wait(_LOOKS)
+            self.check()
+        if work is not None:
+            work.wait()
 
     def abort(self) -> None:
         """End all collectives that wait for a lost rank."""
@@ -134,11 +143,6 @@ def _now(options: Any) -> Any:
     if hasattr(options, "asyncOp"):
         options.asyncOp = False
     return options
-
-
-def _wait(work: dist.Work | None) -> None:
-    if work is not None:
-        work.wait()
 
 
 def _nccl(store: Any, rank: int, count: int, device: torch.device) -> Any:
