@@ -151,6 +151,7 @@ class Cell:
         self._world = TableTop(WorldOptions(rate_hz=max(50.0, config.control.command_rate_hz)))
         self._last, self._velocity = self._world.joint_positions()[:_COUNT], np.zeros(_COUNT)
         self._owner, self._since, self._mover = "policy", 0, "policy"  # who may move it, since when; who last did
+        self._moved: tuple[bool, float] | None = None  # by a command whose mover is not known: slowed, milliseconds
         self._hand, self._drift, self._sent = self._last.copy(), np.zeros(_COUNT), 0.0
         self._centre = self._last if kind.steps else HOME
         self._tick()
@@ -248,18 +249,23 @@ class Cell:
     # The judge
 
     def _own(self, owner: str) -> None:
+        self._name_mover()
         self._owner, self._since, self._mover = owner, self.clock.ros(), "nobody"
 
     def on_step(self, step: StepResult) -> None:
-        """Note who moves the arm: the sink of the node's steps."""
+        """Note who moves the arm: the sink of the node's steps, each of which follows its first command."""
+        if self._sent < self.clock.steady():
+            self._name_mover()
         if step.refused is None:
             self._mover = "person" if step.by_person else "policy"
             if self._mover == "policy" and self._owner == "policy" and step.stamp < self._since:
                 self._mover = "policy's old plan"
+        self._name_mover()
 
     def on_outcome(self, outcome: FrameOutcome) -> None: ...
 
     def _judge(self, command: Command) -> None:
+        self._name_mover()
         figures, positions = self.figures, command.positions[:_COUNT]
         moved = positions - self._last
         velocity = moved / command.duration
@@ -275,14 +281,23 @@ class Cell:
         figures.acceleration = max(figures.acceleration, float(change[inside].max(initial=0.0)))
         slows = bool(np.all(np.abs(velocity) <= np.abs(self._velocity) + _ROUNDING))
         slows &= bool(np.all(velocity * self._velocity >= -_ROUNDING))
-        if self._mover == self._owner:
-            figures.commands[self._owner] += 1
-        elif slows:
-            figures.commands["decelerating"] += 1
-        else:
-            at = (self.clock.ros() - self._since) / 1e6
-            figures.late.append(f"{self._kind.name}: by {self._mover} {at:.1f} ms after {self._owner} got the arm")
+        self._moved = slows, (self.clock.ros() - self._since) / 1e6
         self._last, self._velocity = positions, velocity
+
+    def _name_mover(self) -> None:
+        """Count the last command for whoever moved the arm with it, once that is known."""
+        moved, self._moved = self._moved, None
+        if moved is None:
+            return
+        slowed, at = moved
+        if self._mover == self._owner:
+            self.figures.commands[self._owner] += 1
+        elif slowed:
+            self.figures.commands["decelerating"] += 1
+        else:
+            self.figures.late.append(
+                f"{self._kind.name}: by {self._mover} {at:.1f} ms after {self._owner} got the arm"
+            )
 
 
 def measure(handovers: int, seed: int) -> dict[str, Figures]:

@@ -105,6 +105,7 @@ OTHERS = {
     "node/control_loop.py::_run",
     "node/control_loop.py::_step",
     "node/control_loop.py::_wait",
+    "execution/executor.py::_await_due",
     "node/inference.py::job",
     "node/inference.py::start",
     "node/inference.py::_run",
