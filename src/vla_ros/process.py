@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -128,18 +127,6 @@ def keep_prompt() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.collect()
     gc.freeze()
-
-
-def poll_awake(poll: select.poll, due: int, awake: int) -> list[tuple[int, int]]:
-    """Return what is ready, at the latest when ``due`` (monotonic, ns); until ``awake``, do not sleep meanwhile.
-
-    A process that sleeps is woken late, and its caches are cold. On a single processor, it lets others run.
-    """
-    spins = min(due, awake) if len(os.sched_getaffinity(0)) > 1 else 0
-    while (now := time.monotonic_ns()) < spins:
-        if ready := poll.poll(0):
-            return ready
-    return poll.poll(max(0.0, (due - now) / 1e6))
 
 
 class SharedText:

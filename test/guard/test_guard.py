@@ -16,7 +16,7 @@ from vla_ros.control.command import Command
 from vla_ros.control.reasons import Reason
 from vla_ros.guard.channel import socket_pair
 from vla_ros.guard.frames import DamagedError, GuardFrame, Kind, packet_of
-from vla_ros.guard.guard import LOOKS, SOON
+from vla_ros.guard.guard import SOON
 from vla_ros.node.guard_client import _HOLDS
 
 LIFETIME = 1.5  # s for which positions, and what a keep-alive is about, remain in force
@@ -574,15 +574,6 @@ def test_a_keep_alive_from_the_future_lasts_no_longer_than_any_other() -> None:
     measure(guard, HOME)
     guard.wait(2.0)
     assert guard.happened("lapsed") == 1
-
-
-def test_the_guard_is_awake_from_the_announcement_of_a_motion_until_it_arrives() -> None:
-    guard = position_arm()
-    move(guard, HOME, guard.now)
-    guard.say(Kind.KEEPALIVE, lifetime=10**9)
-    assert 0 < guard.guard.awaited - guard.now <= LOOKS
-    move(guard, HOME, guard.now)
-    assert guard.guard.awaited == 0
 
 
 def test_the_node_is_told_of_a_lapse_at_once_also_without_a_joint_state() -> None:

@@ -22,11 +22,12 @@ SOURCES = (NOBODY, POLICY, PERSON)
 """Who proposes a motion; a frame has the position in this tuple."""
 
 PUBLISHER_BYTES = 16
-_MARK, _VERSION, _SEAL = b"VG", 2, 4  # and bytes of the CRC-32
+_MARK, _VERSION = b"VG", 2
 # Mark, version, number of values; the fields of GuardFrame in their order.
 _BODY = struct.Struct(f"<2sBBBQqBqdqBq{PUBLISHER_BYTES}sI{8 * MOST_VALUES}s")
+_CRC = struct.Struct("<I")
 _NOTHING = np.zeros(0)
-FRAME_BYTES = _BODY.size + _SEAL
+FRAME_BYTES = _BODY.size + _CRC.size
 MOST_BYTES = 1 << 16
 
 
@@ -72,15 +73,15 @@ def packet_of(frame: GuardFrame) -> bytes:
         raise ValueError(f"found {len(values)} joints and fingers, expected at most {MOST_VALUES}")
     body = _BODY.pack(_MARK, _VERSION, len(values), *fields, values.astype("<f8").tobytes())
     content = body + text.encode()
-    return content + zlib.crc32(content).to_bytes(_SEAL, "little")
+    return content + _CRC.pack(zlib.crc32(content))
 
 
 def read_packet(packet: bytes) -> GuardFrame:
     """Return what a packet says; raises DamagedError."""
     if not FRAME_BYTES <= len(packet) <= MOST_BYTES:
         raise DamagedError(f"damaged: found {len(packet)} bytes")
-    content, seal = packet[:-_SEAL], packet[-_SEAL:]
-    if seal != zlib.crc32(content).to_bytes(_SEAL, "little"):
+    content, seal = packet[: -_CRC.size], packet[-_CRC.size :]
+    if _CRC.unpack(seal)[0] != zlib.crc32(content):
         raise DamagedError("damaged: the checksum does not fit")
     mark, version, count, number, *fields, publisher, armings, values = _BODY.unpack_from(content)
     if (mark, version) != (_MARK, _VERSION):

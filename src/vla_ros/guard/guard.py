@@ -44,9 +44,10 @@ _LATE = round(LONGEST * _SECOND)  # ns; a motion that was made longer ago is not
 _WAIT = 200_000_000  # ns; the joint state that a frame names may arrive after the frame
 _AGAIN = 5_000_000  # ns between attempts to hold without a joint state
 _AHEAD = 1_000_000  # ns; no frame is from the future
+
 _Prepare = Callable[[Command], Iterable[Callable[[], object]]]
-LOOKS, JOINTS_POLLED, _FOLLOWS = 4_000_000, 500_000, 2_000_000
-"""Nanoseconds between looks at the graph, and while a frame waits for joints; until an announced motion follows."""
+LOOKS, JOINTS_POLLED = 4_000_000, 500_000
+"""Nanoseconds between looks at what arrives on the graph, and while a frame waits for a joint state."""
 
 
 class Guard:
@@ -61,7 +62,6 @@ class Guard:
 
     Attributes:
         counts: How often each thing happened.
-        awaited: Until when a motion that was announced is expected.
         heard: When the last heartbeat came; assign it.
         stopped: Why nothing may move until a reset, with a detail, or None.
     """
@@ -74,7 +74,7 @@ class Guard:
         self.counts = Counter[str]()
         self.stopped: tuple[Reason, str] | None = None
         self._least = self._armings = 0  # the smallest number of armings that may move, and the newest one
-        self.heard = self._resumed = self.awaited = 0  # _resumed: when this process last did
+        self.heard = self._resumed = 0  # when the last heartbeat came, and when this process last resumed
 
     # What arrives
 
@@ -176,7 +176,6 @@ class Guard:
         elif now - frame.time > _LATE or frame.time < self._resumed:
             age = (now - frame.time) / 1e6
             return self._drop("late", arm, frame, f"made {age:.1f} ms ago, allowed {_LATE / 1e6:g} ms", now)
-        self.awaited = 0
         arm.waiting.append((frame, now, arm.newest_check))
 
     def _send_waiting(self, arm: GuardedArm, now: int) -> None:
@@ -306,7 +305,6 @@ class Guard:
     def _rehearse(self, arm: GuardedArm, now: int) -> None:
         """Check and prepare the last motion again, so that the processor's caches are warm for the next one."""
         if arm.deadline is not None and arm.sent is not None:
-            self.awaited = now + _FOLLOWS
             with suppress(Exception):  # nothing of it is sent
                 self._check(arm, arm.sent, self._measured(arm, arm.sent, now))
                 self._prepare(arm.check.command(arm.sent))

@@ -31,7 +31,7 @@ from vla_ros.guard.arm import parse_options
 from vla_ros.guard.channel import Channel
 from vla_ros.guard.frames import GuardFrame
 from vla_ros.guard.guard import Guard
-from vla_ros.process import Printing, SharedText, poll_awake, stay_in_memory, take_priority
+from vla_ros.process import Printing, SharedText, stay_in_memory, take_priority
 from vla_ros.types import JointState
 
 _CHORES, _TELL = 0.02, 0.05  # s between callbacks of timers and services; between reports and heartbeats
@@ -95,7 +95,8 @@ class GuardProcess:
         ended, chores, tell, last = list[str](), 0.0, 0.0, self.clock.awake()
         signal.signal(signal.SIGTERM, lambda *_: ended.append("SIGTERM"))
         while not ended:
-            ready = poll_awake(poll, self.guard.due(time.monotonic_ns()), self.guard.awaited)
+            due = self.guard.due(time.monotonic_ns())
+            ready = poll.poll(max(0.0, (due - time.monotonic_ns()) / 1e6))
             awake, now = self.clock.awake(), time.monotonic()
             if awake - last > LONGEST:
                 self.guard.suspended(time.monotonic_ns())
