@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
@@ -67,7 +68,9 @@ def freeze(process: int, state: str) -> None:
 
 
 class MemoryGroup:
-    """A cgroup of the processes that start in :meth:`entered`. Raises VlaRosError if this user may make none.
+    """A cgroup of the processes that start in :meth:`entered`, also by a fork of the server that does so.
+
+    Raises VlaRosError if this user may make none.
 
     Attributes:
         folder: Its folder.
@@ -91,14 +94,20 @@ class MemoryGroup:
         lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
         name = "" if self._second else "memory"
         own = next(path for _, controllers, path in lines if controllers == name)
-        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+        forkserver.ensure_running()
+        starters = os.getpid(), forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
         try:
+            for one in starters:
+                (self.folder / "cgroup.procs").write_text(str(one))
             yield
         finally:
-            (self._above / own.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
+            for one in starters:
+                (self._above / own.lstrip("/") / "cgroup.procs").write_text(str(one))
 
     def limit(self, more: int) -> None:
-        """Let its processes take ``more`` bytes than they have, all together."""
+        """Let its processes take ``more`` bytes than they have, all together; raises VlaRosError without any."""
+        if not (self.folder / "cgroup.procs").read_text():
+            raise VlaRosError(f"{self.folder} has no process")
         use, limit = ("memory.current", "memory.max") if self._second else _FIRST
         (self.folder / limit).write_text(str(int((self.folder / use).read_text()) + more))
 
